@@ -126,6 +126,21 @@ class _Run:
     decisions: int
 
 
+def called(task: Task, args: Mapping[str, Any]) -> Any:
+    """Call the reference as it is, without what torch warns of: nobody can change the call.
+
+    Args:
+        task: the task.
+        args: from ``resolve``; tensors that the task writes in place are changed.
+
+    Returns:
+        What the reference returns.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return task.reference(**assembled(dict(args)))
+
+
 def _run(
     task: Task, case: Case, args: dict[str, Any], keep: bool | torch.Tensor | None, rounding: tuple[str, ...],
     *, truth: bool = False,
@@ -150,9 +165,7 @@ def _run(
     _schemes.set_rounding(rounding)
     _schemes.SLACK.set(None)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            result = task.reference(**assembled(args))
+        result = called(task, args)
         decisions = _schemes._USED.get()
     finally:
         _seams.KEEP.reset(keep_token)

@@ -16,7 +16,7 @@ import torch
 from kbx_env.errors import DeclarationError
 from kbx_env.grading import reference
 from kbx_env.grading.reference import Expected
-from kbx_env.protocol.wire import DTYPES, assembled
+from kbx_env.protocol.wire import DTYPES
 from kbx_env.spec.task import Case, Task, shape_of
 
 Operand = str | float
@@ -389,7 +389,7 @@ class Values(_Shared):
         """Count the elements on which the first result, which is linear in the tensor, depends: those with a gradient."""
         resolved = reference.resolve(self.args, str(self._tensor(name).device))
         leaf = resolved[name].detach().requires_grad_()
-        result = self.task.reference(**assembled(resolved | {name: leaf}))
+        result = reference.called(self.task, resolved | {name: leaf})
         result = result[0] if isinstance(result, tuple) else result
         if not result.numel():
             return 0

@@ -238,6 +238,16 @@ def test_counts_by_gradient_and_by_windows() -> None:
     assert pooled(16, 3, 1, 1, 1, 2, 2, 0, 1, 0) == 16 and pooled(16, 3, 1, 0, 1, 1, 4, 0, 1, 0) == 12
 
 
+@pytest.mark.filterwarnings("error")
+def test_counts_say_nothing_that_torch_warns_of() -> None:
+    """Each process that graded this task once printed a warning about its reference."""
+    task = load_task("spatialops/grid_sample_with_affine")
+    case = next(c for c in task.cases if c.args.get("align_corners") and 1 in tuple(c.args["size"])[2:])
+    args = inputs.draw(task, case, 1)
+    expected = reference.expect(task, case, args, "cpu", exact=False)
+    assert compulsory_work.ideal_bytes(task, case, args, expected, single_call=True) > 0
+
+
 def test_pairs_and_arguments_left_out() -> None:
     task = load_task("fusion/fused_relu_max_pool2d_conv2d")
     counts = Sizes(task, Case({}, {"conv_stride": (2, 3), "pool_kernel_size": 4}))
