@@ -5,6 +5,7 @@ An allocation costs the driver four requests, and most of them take a lock of th
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 ALIGN = 512
@@ -16,7 +17,7 @@ KEPT_BYTES = 256 << 20
 
 
 class Arena:
-    """Gives out parts of chunks. Not thread-safe.
+    """Gives out parts of chunks. Thread-safe.
 
     Memory that is given back may be given out again at once: whoever uses both must do so in the order of one stream.
 
@@ -34,6 +35,7 @@ class Arena:
         self._chunks: dict[int, int] = {}  # bytes by address
         self._gaps: dict[int, tuple[int, int]] = {}  # by address: bytes that are free there, and the address of their chunk
         self._parts: dict[int, tuple[int, int]] = {}  # the same of what is given out
+        self._lock = threading.RLock()
 
     @property
     def reserved(self) -> int:
@@ -50,15 +52,14 @@ class Arena:
             RuntimeError: There is no memory left.
         """
         size = max(1, -(-size // ALIGN)) * ALIGN
-        fitting = [(gap, address) for address, (gap, _) in self._gaps.items() if gap >= size]
-        if not fitting:
-            fitting.append(self._grow(size))
-        gap, address = min(fitting)
-        chunk = self._gaps.pop(address)[1]
-        self._parts[address] = size, chunk
-        if gap > size:
-            self._gaps[address + size] = gap - size, chunk
-        return address
+        with self._lock:
+            fitting = [(gap, address) for address, (gap, _) in self._gaps.items() if gap >= size]
+            gap, address = min(fitting) if fitting else self._grow(size)
+            chunk = self._gaps.pop(address)[1]
+            self._parts[address] = size, chunk
+            if gap > size:
+                self._gaps[address + size] = gap - size, chunk
+            return address
 
     def _grow(self, size: int) -> tuple[int, int]:
         """Add a chunk; its bytes and its address."""
@@ -66,8 +67,7 @@ class Arena:
         try:
             address = self._reserve(wanted)
         except RuntimeError:
-            if wanted == size:
-                raise
+            self.trim()
             wanted, address = size, self._reserve(size)
         self._chunks[address] = wanted
         self._gaps[address] = wanted, address
@@ -79,14 +79,15 @@ class Arena:
         Args:
             address: As ``alloc`` returned it.
         """
-        size, chunk = self._parts.pop(address)
-        for begin, (gap, of) in list(self._gaps.items()):
-            if of == chunk and begin in (address + size, address - gap):  # a neighbour
-                del self._gaps[begin]
-                address, size = min(address, begin), size + gap
-        self._gaps[address] = size, chunk
-        if size == self._chunks[chunk]:
-            self.trim(self._kept)
+        with self._lock:
+            size, chunk = self._parts.pop(address)
+            for begin, (gap, of) in list(self._gaps.items()):
+                if of == chunk and begin in (address + size, address - gap):  # a neighbour
+                    del self._gaps[begin]
+                    address, size = min(address, begin), size + gap
+            self._gaps[address] = size, chunk
+            if size == self._chunks[chunk]:
+                self.trim(self._kept)
 
     def trim(self, keep: int = 0) -> None:
         """Free chunks of which nothing is given out, the largest first.
@@ -94,10 +95,11 @@ class Arena:
         Args:
             keep: Bytes of such chunks that may stay.
         """
-        empty = sorted((size, address) for address, size in self._chunks.items() if self._gaps.get(address, (0, 0))[0] == size)
-        left = sum(size for size, _ in empty)
-        while empty and left > keep:
-            size, address = empty.pop()
-            del self._chunks[address], self._gaps[address]
-            self._release(address)
-            left -= size
+        with self._lock:
+            empty = sorted((size, at) for at, size in self._chunks.items() if self._gaps.get(at, (0, 0))[0] == size)
+            left = sum(size for size, _ in empty)
+            while empty and left > keep:
+                size, address = empty.pop()
+                del self._chunks[address], self._gaps[address]
+                self._release(address)
+                left -= size

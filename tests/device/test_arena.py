@@ -93,3 +93,10 @@ def test_a_chunk_that_does_not_fit_is_as_small_as_needed() -> None:
     assert memory.chunks[arena.alloc(2 * ALIGN)] == 2 * ALIGN
     with pytest.raises(RuntimeError):
         arena.alloc(2 * ALIGN)
+
+
+def test_unused_chunks_make_room_for_one_that_does_not_fit() -> None:
+    memory = Memory(3 * CHUNK)
+    arena = Arena(memory.reserve, memory.release, CHUNK, 3 * CHUNK)
+    arena.free(arena.alloc(2 * CHUNK))
+    assert memory.chunks[arena.alloc(3 * CHUNK)] == 3 * CHUNK and len(memory.chunks) == 1
