@@ -57,11 +57,12 @@ def _eager(q, k, v, causal=False, softmax_scale=None, *, out=None):
             draw=Normal(),
         ),
         # Large tensors, in one case with more queries than a block has: kernels choose other blocks.
-        sizes(
-            lambda p: {"B": 4, "H": 8, "S": p.whole(129, 140), "D": 128} if p.chance() else
-            {"B": 64, "H": 8, "S": p.whole(17, 20), "D": p.whole(61, 64)},
-            lambda p, s: {"causal": p.chance(), "softmax_scale": None},
-            where=plain, dtypes=lambda p, s: HALF if s["S"] > 128 else {},
+        *(
+            sizes(make, lambda p, s, causal=causal: {"causal": causal, "softmax_scale": None}, where=plain, dtypes=dtypes)
+            for make, causal, dtypes in (
+                (lambda p: {"B": 4, "H": 8, "S": p.whole(129, 140), "D": 128}, False, HALF),
+                (lambda p: {"B": 64, "H": 8, "S": p.whole(17, 20), "D": p.whole(61, 64)}, True, {}),
+            )
         ),
         *(
             sizes(

@@ -13,14 +13,26 @@ def _case(shape, dim, k, value, **more):
 
 def _any_axis(p):
     a, b = (tuple(p.whole(2, 5) for _ in range(k)) for k in p.among((0, 3), (1, 2), (3, 0), (2, 1)))
-    rank, n = len(a) + 1 + len(b), p.whole(2, 20)
-    if p.chance(0.4):
-        a, b, rank, n = p.among(((4300,), (2,), 3, 3), ((2,), (4300,), 3, 3), ((2,), (3,), 3, 4300))
-    dim = len(a) - rank if p.chance() else len(a)
+    return _drawn(p, a, p.whole(2, 20), b, p.whole(1, 30))
+
+
+def _drawn(p, a, n, b, k):
+    dim = -1 - len(b) if p.chance() else len(a)
     return p.like(
-        {"*a": a, "N": n, "*b": b, "K": p.whole(1, 30)},
+        {"*a": a, "N": n, "*b": b, "K": k},
         {"dim": dim, "value": p.among(math.nan, -math.inf, p.whole(-9, 9), p.real(-9, 9))},
     )
+
+
+def _long(axis):
+    # Several blocks along the axis, or along those before or after it together.
+    def drawn(p):
+        a, n, b = p.whole(2, 3), p.whole(2, 3), p.whole(2, 3)
+        long = 4300 + p.whole(0, 90)
+        a, n, b = (long if k == axis else size for k, size in enumerate((a, n, b)))
+        return _drawn(p, (a,), n, (b,), p.whole(2, 6))
+
+    return drawn
 
 
 @task(
@@ -55,7 +67,7 @@ def _any_axis(p):
         _case((7, 211, 13), 1, 40, -0.3, held=True),
         _case((3, 17, 5, 19), -3, 6, 12, layouts={"x": "transposed"}, held=True),
     ),
-    varied=(_any_axis, _any_axis),
+    varied=(_any_axis, *map(_long, range(3))),
     timed=(
         *(_case((n, 256), 0, n // 8, 1.0) for n in (1 << 19, 1 << 20)),
         _case((1 << 27,), 0, 1 << 24, 1.0),

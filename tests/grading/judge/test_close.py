@@ -484,6 +484,19 @@ def test_more_right_hand_sides_share_a_factorisation_and_no_errors() -> None:
     assert grown(SOLVE, 40, "c64") > 1.4 * grown(SOLVE, 40)
 
 
+def test_an_elu_as_its_contract_writes_it_is_right_where_most_sums_are_small() -> None:
+    """One grading in 60 refused it: half of the results were so small that a unit of 1 was many of their tolerances."""
+    task = load_task("fusion/fused_elu_linear")
+    case = Case({"B": 4, "K": 1, "O": 9}, {"alpha": 0.5, "bias": None}, draw=Normal())
+    args = draw(task, case, 1)
+    args["input"] = torch.tensor([[1e-4], [-2e-4], [1.0], [1.5e-4]])
+    z = F.linear(args["input"], args["weight"])
+    by_exp = torch.where(z > 0, z, 0.5 * (torch.exp(z) - 1))
+    assert rule(task, case, args, by_exp).passed
+    assert not rule(task, case, args, torch.where(z > 0, z, 0.5 * z)).passed, "a line instead of the curve"
+    assert not rule(task, case, args, torch.where(z.abs() < 1e-3, 0.0, by_exp)).passed, "zeros for small results"
+
+
 def test_the_error_of_another_right_algorithm_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     rival = make(total, {"x": T("N")}, Close(rival=lambda x: x.sum() * (1 + 1e-5)), "numel(x)")
     case, asked = Case({"N": 100}, draw=Uniform(1, 2)), list[str]()
