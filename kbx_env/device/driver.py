@@ -280,7 +280,7 @@ class Driver:
         side = handle()
         bind(held, "cuStreamCreate", ctypes.POINTER(handle), ctypes.c_uint)(ctypes.byref(side), _NON_BLOCKING)
         self._side = torch.cuda.ExternalStream(side.value)
-        self._arena = Arena(self.alloc_apart, self.free_apart)
+        self._arena = Arena(self.alloc_dedicated, self.free_dedicated)
 
     def use_in_thread(self) -> None:
         """Make torch's context the one of this thread. Torch does so only when the thread first uses CUDA through it."""
@@ -304,7 +304,7 @@ class Driver:
         """Free memory of ``alloc``. It stays with this process until ``give_back``."""
         self._arena.free(address)
 
-    def alloc_apart(self, size: int) -> int:
+    def alloc_dedicated(self, size: int) -> int:
         """Allocate device memory that the driver can share alone: whoever gets it sees no other memory of this process.
 
         Args:
@@ -324,8 +324,8 @@ class Driver:
             self._alloc(ctypes.byref(got), max(1, size))
         return int(got.value)
 
-    def free_apart(self, address: int) -> None:
-        """Free memory of ``alloc_apart``."""
+    def free_dedicated(self, address: int) -> None:
+        """Free memory of ``alloc_dedicated``."""
         self._free(address)
 
     def give_back(self, keep: int = 0) -> None:
@@ -341,7 +341,7 @@ class Driver:
         """Share memory with other processes.
 
         Args:
-            address: A result of ``alloc_apart``.
+            address: A result of ``alloc_dedicated``.
 
         Returns:
             A handle for ``open`` in another process.

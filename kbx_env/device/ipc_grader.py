@@ -39,14 +39,14 @@ class IpcReceiver:
     def __init__(self, driver: Driver | None = None, size: int = BYTES) -> None:
         self._driver, self._size = driver or process_driver(), size
         self._driver.use_in_thread()
-        self._address = self._driver.alloc_apart(size)
+        self._address = self._driver.alloc_dedicated(size)
         try:
             self.handle = self._driver.share(self._address)
             # The memory may contain earlier data of the grader, which the runner must not read.
             self._driver.fill(self._address, 0, size)
             self._driver.sync()
         except BaseException:
-            self._driver.free_apart(self._address)
+            self._driver.free_dedicated(self._address)
             raise
 
     def close(self) -> None:
@@ -54,7 +54,7 @@ class IpcReceiver:
         if self._address:
             self._driver.use_in_thread()
             self._driver.sync()
-            self._driver.free_apart(self._address)
+            self._driver.free_dedicated(self._address)
         self._address = 0
 
     def send(self, calls: list[dict[str, Any]], ask: Ask) -> list[dict[str, Any]]:

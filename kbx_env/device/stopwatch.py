@@ -141,7 +141,7 @@ class Stopwatch:
         """
         assert self._call is not None
         if not self._flush:
-            self._flush = self._driver.alloc_apart(FLUSH_BYTES)
+            self._flush = self._driver.alloc_dedicated(FLUSH_BYTES)
         host, total = list[float](), list[float]()
         for slots in (self._slots[:1], self._slots[1:]):
             if total and total[0] > SLOW_SECONDS:
@@ -193,7 +193,7 @@ class Stopwatch:
         """Drop the slots, and free all of the driver's memory."""
         self.clear()
         if self._flush:
-            self._driver.free_apart(self._flush)
+            self._driver.free_dedicated(self._flush)
         self._flush = self._pool_bytes = 0
 
     def __del__(self) -> None:

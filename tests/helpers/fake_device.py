@@ -72,7 +72,7 @@ class FakeDevice(Driver):
         self._in_context()
         del self.held[address]
 
-    alloc_apart, free_apart = alloc, free
+    alloc_dedicated, free_dedicated = alloc, free
 
     def share(self, address: int) -> bytes:
         return address.to_bytes(64, "little")

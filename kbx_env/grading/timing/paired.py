@@ -591,7 +591,7 @@ class _Measuring:
         roofline: of the device, once something was measured.
         before: the device's telemetry before the first case.
         after: the latest reading.
-        shaken: whether another process computed at some time while the GPU was held.
+        disturbed_by_others: whether another process computed at some time while the GPU was held.
     """
 
     task: Task
@@ -602,7 +602,7 @@ class _Measuring:
     roofline: Roofline | None = None
     before: Reading | None = None
     after: Reading | None = None
-    shaken: bool = False
+    disturbed_by_others: bool = False
 
     def run(
         self, candidates: Sequence[RunnerContestant], work: Sequence[_CaseWork], first: int
@@ -642,7 +642,7 @@ class _Measuring:
                     candidates[-1].release()
                 give_back(KEPT_BYTES)
         self.after = measured[-1].after
-        return [replace(m, disturbed=True) for m in measured] if self.shaken else measured
+        return [replace(m, disturbed=True) for m in measured] if self.disturbed_by_others else measured
 
     def _drawn(
         self, candidate: RunnerContestant, eager: EagerContestant, index: int, work: _CaseWork, telemetry: Telemetry,
@@ -712,7 +712,7 @@ class _Measuring:
             )  # fmt: skip
             own_pids = {os.getpid(), session.runner.pid, *session.gpu.users()}
             after = telemetry.read(own_pids, whole)
-            self.shaken = self.shaken or bool(strangers(after, own_pids))
+            self.disturbed_by_others = self.disturbed_by_others or bool(strangers(after, own_pids))
             disturbed = disturbance(first, after, own_pids) or _skewed(paired)
             again = disturbed or _belief(self.task, work, self.roofline, paired).doubt
             if again is None:
