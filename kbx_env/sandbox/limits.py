@@ -74,7 +74,7 @@ def start_driver() -> None:
 
 
 def make_context() -> None:
-    """Make the CUDA context of this process, after ``start_driver``, and no more: nobody may measure meanwhile.
+    """Make the CUDA context of this process, after ``start_driver``, and no more: the grader holds a lock meanwhile.
 
     Raises:
         RuntimeError: the driver refuses, for example because the GPU's memory is full.

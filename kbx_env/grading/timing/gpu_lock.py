@@ -120,7 +120,7 @@ class GpuLock:
         The driver makes one context after the other, for all GPUs of the host, and whoever asks it for anything waits in the same
         line: who measures waits the longer the more contexts are asked for at once.
         """
-        host = f"../kbx-contexts-{os.getuid()}"
+        host = f"../kbx-gpu-{os.getuid()}-contexts"  # begins as the locks' folders do, which runners may not read
         with self._locked("start", fcntl.LOCK_EX):
             making = self._take("making", fcntl.LOCK_EX)
             try:
