@@ -12,8 +12,6 @@ ALIGN = 512
 """Alignment of every address in bytes, as the driver aligns its own."""
 CHUNK_BYTES = 64 << 20
 """Least size of a chunk."""
-KEPT_BYTES = 256 << 20
-"""Bytes of chunks that are kept while nothing of them is given out: the largest cases need the device's memory."""
 
 
 class Arena:
@@ -24,12 +22,12 @@ class Arena:
     Args:
         reserve: Allocates a chunk of so many bytes and returns its address; raises RuntimeError where there is no memory.
         release: Frees a chunk by its address.
-        chunk: Least bytes of a chunk.
         kept: Bytes of chunks that are kept while nothing of them is given out.
+        chunk: Least bytes of a chunk.
     """
 
     def __init__(
-        self, reserve: Callable[[int], int], release: Callable[[int], None], chunk: int = CHUNK_BYTES, kept: int = KEPT_BYTES
+        self, reserve: Callable[[int], int], release: Callable[[int], None], kept: int, chunk: int = CHUNK_BYTES
     ) -> None:
         self._reserve, self._release, self._chunk, self._kept = reserve, release, chunk, kept
         self._chunks: dict[int, int] = {}  # bytes by address

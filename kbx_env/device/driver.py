@@ -192,11 +192,11 @@ class _Memcpy3D(ctypes.Structure):
 _DEVICE_MEMORY = 2
 """CU_MEMORYTYPE_DEVICE."""
 KEPT_CACHE_BYTES = 2 << 30
-"""Freed memory that torch may keep while the GPU is held alone. Asking the driver for memory and giving it back takes a lock of the
-whole host for each allocation: with four GPUs that each grade, that took about half of the time for which a GPU was held
-(docs/measurements)."""
+"""Freed memory of each kind, torch's and that of ``Driver.alloc``, that a process may keep while the GPU is held alone. Asking the
+driver for memory and giving it back takes a lock of the whole host for each allocation: with four GPUs that each grade, that took
+about half of the time for which a GPU was held (docs/measurements)."""
 KEPT_BYTES = 128 << 20
-"""Freed memory of each kind, torch's and that of ``Driver.alloc``, that a grader keeps while others use the GPU."""
+"""The same that a grader keeps while others use the GPU."""
 _NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING."""
 _NO_MEMORY = 2
@@ -280,7 +280,7 @@ class Driver:
         side = handle()
         bind(held, "cuStreamCreate", ctypes.POINTER(handle), ctypes.c_uint)(ctypes.byref(side), _NON_BLOCKING)
         self._side = torch.cuda.ExternalStream(side.value)
-        self._arena = Arena(self.alloc_dedicated, self.free_dedicated)
+        self._arena = Arena(self.alloc_dedicated, self.free_dedicated, KEPT_CACHE_BYTES)
 
     def use_in_thread(self) -> None:
         """Make torch's context the one of this thread. Torch does so only when the thread first uses CUDA through it."""
@@ -320,7 +320,7 @@ class Driver:
         try:
             self._alloc(ctypes.byref(got), max(1, size))
         except RuntimeError:
-            self._empty_cache()  # torch's cached memory may be enough
+            self.give_back()  # what this process keeps without need may be enough
             self._alloc(ctypes.byref(got), max(1, size))
         return int(got.value)
 
@@ -453,11 +453,13 @@ class Driver:
         """Return the bytes that torch's allocator has of the device, used or cached."""
         return int(self._statistics(0)["reserved_bytes"]["all"]["current"])
 
-    def capture(self, body: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, body: Callable[[], None], room: int = 0) -> Callable[[], None]:
         """Capture work into a CUDA graph.
 
         Args:
             body: Enqueues the work.
+            room: Bytes that torch allocates for the graph at once, for the results of all calls; otherwise it asks the driver for
+                the memory of each.
 
         Returns:
             A function that replays the graph.
@@ -472,6 +474,8 @@ class Driver:
         try:
             self._begin(graph, pool=None, capture_error_mode="global")
             try:
+                if room:
+                    empty_bytes(room, "cuda")  # freed at once: it stays in the memory of the graph
                 body()
             finally:
                 # After an error in ``body`` the stream still captures, and the capture must be ended.

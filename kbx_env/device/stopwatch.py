@@ -53,6 +53,10 @@ FILLER_BYTES = 128 << 20
 """Bytes of the pool for buffers of random size."""
 MAX_POOL_BYTES = 4 << 30
 """If the pool would be larger, there is none."""
+MAX_GRAPH_ROOM_BYTES = 2 << 30
+"""Most bytes that are allocated at once for the results of a graph."""
+TORCH_ALIGN = 512
+"""Torch rounds the bytes of an allocation up to a multiple of this."""
 POISON = 0xFF
 """Every byte of a result after it was copied: NaN as a float, -1 as an integer.
 
@@ -258,7 +262,7 @@ class Stopwatch:
         first, self._moved = not (self._moved or usable), True
         self._filler = []
         if first:
-            self._driver.empty_cache()
+            self._driver.give_back()
             self._pool_bytes = 0
             with contextlib.suppress(RuntimeError):  # out of memory: go on without a pool
                 # Freed at once, the pool stays in torch's cache. Without a pool each slot moves to the memory of the
@@ -439,6 +443,7 @@ class Stopwatch:
         assert self._call is not None
         call = self._call
         results: list[tuple[int, Any]] = []
+        room = len(order) * self._result_bytes()
         self._drop_all_results()
 
         def body() -> None:
@@ -446,7 +451,7 @@ class Stopwatch:
                 results.append((i, call(self._slots[i])))
 
         try:
-            self._replay_graph = self._driver.capture(body)
+            self._replay_graph = self._driver.capture(body, room if room <= MAX_GRAPH_ROOM_BYTES else 0)
         except Exception:  # anything that a capture does not allow
             self._replay_graph = None
             with contextlib.suppress(Exception):  # the failed capture may leave an error that the next call reports
@@ -457,6 +462,13 @@ class Stopwatch:
         self._replay_graph()
         self._settle()
         return {"captured": True}
+
+    def _result_bytes(self) -> int:
+        """Return the bytes that the new tensors of the last result take of torch's memory."""
+        slot, copy = self._results[-1] if self._results else (0, ResultCopy([], False))
+        inputs = {tensor.storage for tensor, _ in self._slot_tensors[slot].values()}
+        new = [v for v in copy.values if isinstance(v, TensorMetadata) and v.storage not in inputs]
+        return sum(-(-v.size // TORCH_ALIGN) * TORCH_ALIGN for v in new)
 
     def replay(self, times: int, turns: Mapping[str, Window] | None = None) -> dict[str, Any]:
         """Replay the captured graph.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kbx_env.device.arena import ALIGN, Arena
+from kbx_env.device.arena import ALIGN, CHUNK_BYTES, Arena
 
 CHUNK = 8 * ALIGN
 
@@ -32,7 +32,7 @@ class Memory:
 def test_parts_never_overlap_and_all_memory_comes_back(steps: list[tuple[str, int]]) -> None:
     memory = Memory(80 * ALIGN)
     kept = 3 * CHUNK
-    arena, held = Arena(memory.reserve, memory.release, CHUNK, kept), dict[int, int]()
+    arena, held = Arena(memory.reserve, memory.release, kept, CHUNK), dict[int, int]()
     for what, n in steps:
         if what == "alloc":
             try:
@@ -60,7 +60,7 @@ def test_parts_never_overlap_and_all_memory_comes_back(steps: list[tuple[str, in
 
 def test_the_driver_is_asked_once_for_many_parts() -> None:
     memory = Memory(1 << 30)
-    arena = Arena(memory.reserve, memory.release)
+    arena = Arena(memory.reserve, memory.release, 4 * CHUNK_BYTES)
     first = [arena.alloc(1000) for _ in range(50)]
     for address in first:
         arena.free(address)
@@ -69,7 +69,7 @@ def test_the_driver_is_asked_once_for_many_parts() -> None:
 
 def test_the_largest_unused_chunks_go_first() -> None:
     memory = Memory(1 << 30)
-    arena = Arena(memory.reserve, memory.release, CHUNK, 6 * CHUNK)
+    arena = Arena(memory.reserve, memory.release, 6 * CHUNK, CHUNK)
     used, small, large = arena.alloc(CHUNK), arena.alloc(CHUNK), arena.alloc(4 * CHUNK)
     arena.free(small)
     arena.free(large)
@@ -79,7 +79,7 @@ def test_the_largest_unused_chunks_go_first() -> None:
 
 def test_much_unused_memory_goes_back_at_once() -> None:
     memory = Memory(1 << 30)
-    arena = Arena(memory.reserve, memory.release, CHUNK, 2 * CHUNK)
+    arena = Arena(memory.reserve, memory.release, 2 * CHUNK, CHUNK)
     small, large = arena.alloc(CHUNK), arena.alloc(2 * CHUNK)
     arena.free(small)
     assert len(memory.chunks) == 2
@@ -89,7 +89,7 @@ def test_much_unused_memory_goes_back_at_once() -> None:
 
 def test_a_chunk_that_does_not_fit_is_as_small_as_needed() -> None:
     memory = Memory(3 * ALIGN)
-    arena = Arena(memory.reserve, memory.release, CHUNK)
+    arena = Arena(memory.reserve, memory.release, 4 * CHUNK, CHUNK)
     assert memory.chunks[arena.alloc(2 * ALIGN)] == 2 * ALIGN
     with pytest.raises(RuntimeError):
         arena.alloc(2 * ALIGN)
@@ -97,6 +97,6 @@ def test_a_chunk_that_does_not_fit_is_as_small_as_needed() -> None:
 
 def test_unused_chunks_make_room_for_one_that_does_not_fit() -> None:
     memory = Memory(3 * CHUNK)
-    arena = Arena(memory.reserve, memory.release, CHUNK, 3 * CHUNK)
+    arena = Arena(memory.reserve, memory.release, 3 * CHUNK, CHUNK)
     arena.free(arena.alloc(2 * CHUNK))
     assert memory.chunks[arena.alloc(3 * CHUNK)] == 3 * CHUNK and len(memory.chunks) == 1

@@ -23,6 +23,9 @@ class Counted(FakeDevice):
     def empty_cache(self) -> None:
         self.emptied += 1
 
+    def give_back(self, keep: int = 0) -> None:
+        self.emptied += 1
+
     def wait(self, cycles: int) -> None:
         self.waits.append(cycles)
 
@@ -60,6 +63,24 @@ def test_large_buffers_empty_torchs_memory_once_and_need_no_yard(monkeypatch: py
         watch.shuffle(seed)
     assert device.emptied == at + 1 and not [s for s in sizes if s >= stopwatch.FILLER_BYTES]
     assert all(new["x"] is not old and torch.equal(new["x"], old) for new, old in zip(watch._slots, before, strict=True))
+
+
+@pytest.mark.parametrize("elements, room", [(1000, 3 * 4096), (1 << 20, 0)])
+def test_the_memory_of_a_graph_is_asked_for_at_once_unless_it_is_much(
+    elements: int, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    class Graphs(FakeDevice):
+        def capture(self, body: Any, room: int = 0) -> Any:
+            rooms.append(room)
+            return super().capture(body)
+
+    rooms, device = list[int](), Graphs()
+    monkeypatch.setattr(stopwatch, "MAX_GRAPH_ROOM_BYTES", 1 << 20)
+    watch = Stopwatch("cpu", device, guards=True)
+    # A new tensor of 4000 bytes, which torch rounds up, and an input, which takes no memory of the graph.
+    watch.prepare(lambda slot: (device.new(slot["x"]), slot["x"]), [{"x": torch.zeros(elements)} for _ in range(2)])
+    watch.measure({"order": [0, 1]})
+    assert watch.capture([0, 1, 1])["captured"] and rooms == [room]
 
 
 def test_a_move_without_room_for_the_yard_is_a_move_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

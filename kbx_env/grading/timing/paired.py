@@ -63,11 +63,15 @@ up to 35 on an H100, most of them less; work that needs more is repeated with mo
 reference to count its work; measuring (for each contestant two draws, three slots, and space to move them); judging.
 Compiling keeps the inputs once and reserves no memory: a compiler may take minutes, and the next large reservation
 would keep all others waiting behind it."""
+KNOWN_MEMORY = 1.15
+"""Device memory reserved for judging a case, in multiples of what a smaller case of the task took for each byte of its inputs, if
+that is less than ``JUDGE_MEMORY``: elementwise tasks take 6 to 8."""
 MORE_MEMORY, MEMORY_SLACK = 4, 2.0
 """Work whose memory was not enough is repeated with so many times as much. Torch may allocate ``MEMORY_SLACK`` times what
 is reserved: its allocator rounds up and keeps gaps, and graders use less than they reserve most of the time."""
-MEMORY_ATTEMPTS, MEMORY_PAUSE_SECONDS = 4, 1.0
-"""Attempts at work that has all the memory reserved that timing may reserve, and seconds between them."""
+MEMORY_ATTEMPTS, MEASURE_ATTEMPTS, MEMORY_PAUSE_SECONDS = 4, 3, 1.0
+"""Attempts at work that has all the memory reserved that timing may reserve, and at measuring, and seconds between them. In a pause
+others judge results that they hold; they cannot while all memory is reserved."""
 FREE_SHARE = 0.8
 """Share of the free device memory for work that has all the memory reserved that timing may reserve. On a GPU of 80 GB
 judging one GiB of inputs needs 22 GiB, almost twice that memory; the rest is for who measures."""
@@ -77,9 +81,10 @@ them before it measures its next case: this memory is not reserved, and a dozen 
 CONTEXT_BYTES = 900 << 20
 """Device memory of each process for its CUDA context and the kernels that torch loads (0.8 to 1 GiB on an H100, with two
 hardware queues). Graders and runners each have one; this memory cannot be reserved."""
-SHARE = 0.35
-"""Share of the device's memory for all gradings that count work or judge timed results. The grading that
-measures holds the GPU alone and has the rest."""
+SHARE = 0.5
+"""Share of the device's memory for all gradings that count work or judge timed results. The grading that measures holds the GPU
+alone and has the rest; for a case that needs more than that it reserves the difference. With 0.35, three gradings of four that
+could have used an H100 of 80 GB waited for memory instead (docs/measurements)."""
 FEW_SLOTS, FEW_SLOTS_BYTES = 2, 1 << 30
 """Sets of buffers of a case whose arguments and results have more than so many bytes."""
 SLOW_US = 20_000.0
@@ -310,11 +315,15 @@ def time_task(
         todo = slice(len(rows), None)
         latest = _with_memory(session, more, partial(measuring.run, candidates[todo], work[todo], len(rows)))
         measured += latest
-        # The lock is released: other gradings use the GPU while the results are judged.
-        for one in latest:
-            size, draw_again = needed[len(rows)], partial(draw_timed, len(rows))
-            rows.append(reserve.run(JUDGE_MEMORY * size, partial(_case_time, task, one, draw_again, measuring)))
+        # The lock is released: other gradings use the GPU while the results are judged. The smallest case comes first: a larger
+        # one needs no more memory for each byte of its inputs.
+        each, judged = float(JUDGE_MEMORY), list[CaseTime]()
+        for one, index in zip(reversed(latest), range(len(measured) - 1, len(rows) - 1, -1), strict=True):
+            work_of_judge = partial(_case_time, task, one, partial(draw_timed, index), measuring)
+            judged.insert(0, reserve.run(each * needed[index], work_of_judge))
+            each = min(each, KNOWN_MEMORY * reserve.peak_bytes / max(1, needed[index])) if reserve.peak_bytes else each
             one.results.clear()
+        rows += judged
     places = [order.index(k) for k in range(len(cases))]
     return _summary([measured[k] for k in places], [rows[k] for k in places], measuring, precision)
 
@@ -333,20 +342,23 @@ def _with_memory(session: RunnerSession, share: float, work: Callable[[], _Done]
     Args:
         session: of the grading.
         share: of the memory that timing may reserve, which the work needs besides its own; 0 or less for none.
-        work: may be called twice.
+        work: may be called ``MEASURE_ATTEMPTS`` times.
 
     Returns:
         What the work returns.
     """
-    try:
-        with session.gpu.room(share) if share > 0 else contextlib.nullcontext():
-            return work()
-    except (RuntimeError, GradingAborted, SandboxError) as e:  # torch.OutOfMemoryError is a RuntimeError
-        if not session.gpu.contended or "out of memory" not in str(e).lower():
-            raise
-    give_back()
-    with session.gpu.room(1.0):
-        return work()
+    for attempt in range(1, MEASURE_ATTEMPTS + 1):
+        try:
+            with session.gpu.room(share) if share > 0 else contextlib.nullcontext():
+                return work()
+        except (RuntimeError, GradingAborted, SandboxError) as e:  # torch.OutOfMemoryError is a RuntimeError
+            if attempt == MEASURE_ATTEMPTS or not session.gpu.contended or "out of memory" not in str(e).lower():
+                raise
+        give_back()
+        if share >= 1.0:
+            time.sleep(MEMORY_PAUSE_SECONDS)  # for others to judge what they hold
+        share = 1.0
+    raise AssertionError("unreachable")
 
 
 def reservable(total: int, others: int | None, contexts: int) -> int:
@@ -376,10 +388,14 @@ class _Reservations:
     Args:
         session: of the grading.
         memory: bytes of the device without the contexts of its processes.
+
+    Attributes:
+        peak_bytes: most memory that torch had for the latest work; 0 without a device.
     """
 
     def __init__(self, session: RunnerSession, memory: int) -> None:
         self._session, self._shared_bytes = session, SHARE * memory
+        self.peak_bytes = 0
 
     def run(self, needed: float, work: Callable[[], _Done]) -> _Done:
         """Do work on the GPU, and give its memory back. Work that needs more memory than expected is repeated with more.
@@ -397,7 +413,7 @@ class _Reservations:
             with self._session.gpu.room(size / self._shared_bytes):
                 try:
                     free = FREE_SHARE * _free_bytes() if size == self._shared_bytes else 0.0
-                    with _limited(max(free, MEMORY_SLACK * max(size, gpu_lock.UNRESERVED * self._shared_bytes))):
+                    with _limited(max(free, MEMORY_SLACK * max(size, gpu_lock.UNRESERVED * self._shared_bytes))), self._counted():
                         return work()
                 except torch.OutOfMemoryError:
                     if k == len(sizes) - 1:
@@ -408,6 +424,17 @@ class _Reservations:
                 # Others hold results that they could not judge while all memory was reserved here.
                 time.sleep(MEMORY_PAUSE_SECONDS)
         raise AssertionError("unreachable")
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Set ``peak_bytes`` to what the block takes."""
+        if not torch.cuda.is_available():
+            yield
+            return
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        yield
+        self.peak_bytes = torch.cuda.max_memory_allocated() - before
 
 
 def _free_bytes() -> int:

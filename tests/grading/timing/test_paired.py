@@ -294,7 +294,9 @@ def test_who_reserved_all_memory_may_use_most_of_what_is_free(monkeypatch: pytes
     [torch.OutOfMemoryError("CUDA out of memory"), SandboxError("the GPU's memory is full: out of memory"),
      GradingAborted(Verdict.RUNTIME_ERROR, "RuntimeError: cuMemAlloc_v2 failed with error 2 (out of memory)")],
 )  # fmt: skip
-def test_what_others_hold_of_the_memory_counts_against_no_submission(error: Exception) -> None:
+def test_what_others_hold_of_the_memory_counts_against_no_submission(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
     asked: list[float] = []
 
     @contextlib.contextmanager
@@ -307,12 +309,17 @@ def test_what_others_hold_of_the_memory_counts_against_no_submission(error: Exce
             raise fails.pop()
         return "measured"
 
+    pauses: list[float] = []
+    monkeypatch.setattr(clock.time, "sleep", pauses.append)
     session: Any = SimpleNamespace(gpu=SimpleNamespace(room=room, contended=True))
     assert clock._with_memory(session, 0.0, lambda fails=[error]: work(fails)) == "measured"
-    assert asked == [1.0]
-    # Alone with all the memory it is the submission's fault, and other errors always are.
+    assert asked == [1.0] and not pauses
+    # A large case has all the memory from the beginning; others hold results that they can only judge in a pause.
+    assert clock._with_memory(session, 2.0, lambda fails=[error, error]: work(fails)) == "measured"
+    assert len(pauses) == 2
+    # Alone with all the memory, and again after a pause, it is the submission's fault; other errors always are.
     with pytest.raises(type(error)):
-        clock._with_memory(session, 0.2, lambda fails=[error, error]: work(fails))
+        clock._with_memory(session, 0.2, lambda fails=[error, error, error]: work(fails))
     with pytest.raises(GradingAborted, match="wrong"):
         clock._with_memory(session, 0.0, lambda: work([GradingAborted(Verdict.INCORRECT, "timed call wrong")]))
 
