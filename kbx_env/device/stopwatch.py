@@ -25,6 +25,7 @@ from kbx_env.device.driver import (
     TensorMetadata,
     allocate_like,
     empty_bytes,
+    empty_strided,
     is_plain_tensor,
     process_driver,
     storage_of,
@@ -103,14 +104,15 @@ class Stopwatch:
     # --- inputs -------------------------------------------------------------------------------------------
 
     def prepare(
-        self, call: Callable[[dict[str, Any]], Any], draws: Sequence[dict[str, Any]], *, slots: int = 0,
+        self, call: Callable[[dict[str, Any]], Any], draws: list[dict[str, Any]], *, slots: int = 0,
         turning: Mapping[str, Sequence[int]] | None = None, written: Sequence[str] = (), warm: bool = True,
     ) -> dict[str, Any]:  # fmt: skip
         """Take new inputs.
 
         Args:
             call: The function to time; it takes a slot.
-            draws: Sets of arguments. Without ``turning`` each one is a slot.
+            draws: Sets of arguments. Without ``turning`` each one is a slot; otherwise the list is emptied, because the slots of
+                the largest cases need the memory of its values.
             slots: Number of slots, with ``turning``.
             turning: The tensors whose values change from call to call: these tensors of all draws are laid end to end,
                 and a call gets a window of them. The values are the rows and columns of the matrices in them, or two
@@ -204,15 +206,22 @@ class Stopwatch:
         with contextlib.suppress(Exception):  # the interpreter or the context may be gone
             self.close()
 
-    def _allocate_slots(
-        self, draws: Sequence[dict[str, Any]], slots: int, turning: Mapping[str, Sequence[int]]
-    ) -> None:
-        self._rings.lay(draws, turning)
+    def _allocate_slots(self, draws: list[dict[str, Any]], slots: int, turning: Mapping[str, Sequence[int]]) -> None:
+        """Lay the draws end to end, empty their list, and make slots with the values of the first draw."""
         self._slots = []
+        self._rings.lay(draws, turning)
+        self._driver.sync()
+        first = {name: TensorMetadata(value) if name in turning else value for name, value in draws[0].items()}
+        draws.clear()
         for _ in range(slots):
-            self._slots.append(
-                {k: self._duplicate(v) if isinstance(v, torch.Tensor) else v for k, v in draws[0].items()}
-            )
+            slot = dict(first)
+            for name, value in first.items():
+                if isinstance(value, TensorMetadata):
+                    slot[name] = empty_strided(value.dtype, value.shape, value.strides, value.offset, value.span, self.device)
+                    self._rings.load(name, TensorMetadata(slot[name]), (0, 0, 0))
+                elif isinstance(value, torch.Tensor):
+                    slot[name] = self._duplicate(value)
+            self._slots.append(slot)
         self._driver.sync()
 
     def _record_slots(self) -> None:

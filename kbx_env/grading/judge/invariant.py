@@ -183,18 +183,49 @@ def errors_and_limits(
     Raises:
         DeclarationError: no such kind.
     """
-    if truth.kind not in KINDS:
-        raise DeclarationError(f"unknown invariant {truth.kind!r}; accepted: {', '.join(KINDS)}")
-    errors = KINDS[truth.kind]
-    a = _wide(next(v for v in args.values() if isinstance(v, torch.Tensor) and v.dim() >= 2))
-    more = {"hermitian": bool(args.get("hermitian", False))} if truth.kind == "ldl" else {}
-    base = SLACK * torch.finfo(answer.outputs[0].dtype).eps * max(1, *a.shape[-2:])
-    on_cpu = replace(expected, outputs=tuple(_wide(o) for o in expected.outputs))
-    own = errors(a, on_cpu, tuple(_wide(o) for o in expected.native), **more)
-    found = errors(a, on_cpu, tuple(_wide(o) for o in answer.outputs), **more)
+    def errors(factors: tuple[torch.Tensor, ...]) -> dict[str, float]:
+        return _errors(truth, args, expected, factors)
+
+    base, own, found = _base(args, answer), errors(expected.native), errors(answer.outputs)
     # K * base limits the allowance: where the case itself violates the property, LAPACK's error is arbitrarily large.
     limits = {name: 0.0 if name in _EXACT else max(base, min(K * own.get(name, 0.0), K * base)) for name in found}
     return {name: (error, limits[name]) for name, error in found.items()}
+
+
+def _matrix(args: Mapping[str, Any]) -> torch.Tensor:
+    """Return the argument that is factorised, in ``_wide``."""
+    return _wide(next(v for v in args.values() if isinstance(v, torch.Tensor) and v.dim() >= 2))
+
+
+def _base(args: Mapping[str, Any], answer: Answer) -> float:
+    """Return the error that is allowed whatever LAPACK's own is."""
+    return SLACK * torch.finfo(answer.outputs[0].dtype).eps * max(1, *_matrix(args).shape[-2:])
+
+
+def _errors(
+    truth: Invariant, args: Mapping[str, Any], expected: Expected, factors: tuple[torch.Tensor, ...]
+) -> dict[str, float]:  # fmt: skip
+    """Return the error of each property of ``truth.kind``."""
+    if truth.kind not in KINDS:
+        raise DeclarationError(f"unknown invariant {truth.kind!r}; accepted: {', '.join(KINDS)}")
+    more = {"hermitian": bool(args.get("hermitian", False))} if truth.kind == "ldl" else {}
+    on_cpu = replace(expected, outputs=tuple(_wide(o) for o in expected.outputs))
+    return KINDS[truth.kind](_matrix(args), on_cpu, tuple(_wide(o) for o in factors), **more)
+
+
+def meets_declared(truth: Invariant, args: Mapping[str, Any], expected: Expected, answer: Answer) -> bool:
+    """Return whether ``rule`` passes an answer whatever LAPACK's own error is.
+
+    Args:
+        truth: the kind of factorisation.
+        args: the arguments of the call.
+        expected: from ``reference.exact_answer``.
+        answer: an answer that ``structure.rule`` has passed.
+    """
+    if not all(bool(torch.isfinite(x).all()) for x in answer.outputs):
+        return False
+    base = _base(args, answer)
+    return all(e <= (0.0 if name in _EXACT else base) for name, e in _errors(truth, args, expected, answer.outputs).items())
 
 
 def rule(truth: Invariant, args: Mapping[str, Any], expected: Expected, answer: Answer) -> Ruling:

@@ -110,7 +110,7 @@ def _wrong_argument(task: Task, case: Case, args: Mapping[str, Any], answer: Ans
         after = answer.after.get(name)
         if after is None or after.dtype != value.dtype or after.shape != value.shape:
             return f"the argument {name!r} has another dtype or shape after the call"
-        if name not in changed and not same_bits(after, value):
+        if name not in changed and after is not value and not same_bits(after, value):
             return f"the input {name!r} was changed"
     return ""
 

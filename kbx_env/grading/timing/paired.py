@@ -706,8 +706,8 @@ class _Measuring:
         give_back(KEPT_CACHE_BYTES)
         slots = FEW_SLOTS if work.tensor_bytes > FEW_SLOTS_BYTES else SLOTS
         candidate.lay(windows, result_bytes, slots)
-        about_us = eager.prepare(windows, slots)
-        windows = windows.without_values()  # both have copies
+        draws, windows = list(windows.draws), windows.without_values()  # the runner has copies
+        about_us = eager.prepare(draws, slots, windows.turning)
         give_back(KEPT_CACHE_BYTES)
         candidate.warm()
         results: list[tuple[Window, Fetched]] = []

@@ -532,16 +532,18 @@ def test_a_near_miss_is_measured_with_more_draws(wrong: float, draws: list[int],
     assert seen == draws
 
 
-@pytest.mark.parametrize("seed", [477, 893, 3595])
-def test_an_ldl_factorisation_is_accurate_enough_for_the_task_that_names_it(seed: int) -> None:
-    # LAPACK's own solution by LDL^T was refused on these draws: its elements grow, and both parts of complex products round.
-    task = load_task("linearalgebra/solve_symmetric_ldl")
+def test_an_ldl_factorisation_is_accurate_enough_for_the_task_that_names_it() -> None:
+    # LAPACK's own solution by LDL^T was refused on these draws: its elements grow, and both parts of complex products round. By how
+    # much depends on the processor, so that each machine refuses some of them.
+    task, refused = load_task("linearalgebra/solve_symmetric_ldl"), 0
     case = next(c for c in task.cases if c.axes["n"] == 16 and c.axes["*batch"] == (2,))
-    args = draw(task, case, seed)
-    x = torch.linalg.ldl_solve(*torch.linalg.ldl_factor(args["A"]), args["b"])
-    assert rule(task, case, args, x).passed
-    assert not rule(replace(task, truth=Close(ulps=16)), case, args, x).passed
-    assert not rule(task, case, args, torch.linalg.solve(args["A"].to(torch.complex64), args["b"] * (1 + 2e-4))).passed
+    for seed in (477, 893, 3595):
+        args = draw(task, case, seed)
+        x = torch.linalg.ldl_solve(*torch.linalg.ldl_factor(args["A"]), args["b"])
+        assert rule(task, case, args, x).passed
+        refused += not rule(replace(task, truth=Close(ulps=16)), case, args, x).passed
+        assert not rule(task, case, args, torch.linalg.solve(args["A"].to(torch.complex64), args["b"] * (1 + 2e-4))).passed
+    assert refused
 
 
 def _log_softmax_in_fp32(z: torch.Tensor) -> torch.Tensor:
