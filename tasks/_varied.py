@@ -176,12 +176,34 @@ def long_axis(
         return case(pick, many_columns(pick), 0, layouts=adjacent(pick, 1, *tensors))
 
     def large(pick: Pick) -> Case:
-        return case(pick, (16, LONG_LINE + pick.whole(1, 900)), 1, **(lines or {}))
+        # Odd: blocks of lines are powers of two, and the last one is not full.
+        return case(pick, (17, LONG_LINE + pick.whole(1, 900)), 1, **(lines or {}))
 
     def vector(pick: Pick) -> Case:
         return case(pick, (pick.whole(3, 60),), -1)
 
     return (along, beside, columns, *(() if lines is None else (large,)), vector)
+
+
+def long_slices(drawn: Callable[[Pick, tuple[int, ...], int, tuple[int, ...], int], Case]) -> tuple[Family, ...]:
+    """Tensors ``*a N *b`` of which one axis is long: kernels need several blocks along the indexed axis, before it, or after it.
+
+    Args:
+        drawn: makes a case of the sizes ``*a``, N, ``*b`` and the number of indices.
+
+    Returns:
+        The families.
+    """
+
+    def family(axis: int) -> Family:
+        def case(pick: Pick) -> Case:
+            sizes = [pick.whole(2, 3) for _ in range(3)]
+            sizes[axis] = 4300 + pick.whole(0, 90)
+            return drawn(pick, (sizes[0],), sizes[1], (sizes[2],), pick.whole(2, 6))
+
+        return case
+
+    return tuple(map(family, range(3)))
 
 
 def many_columns(pick: Pick) -> tuple[int, int]:

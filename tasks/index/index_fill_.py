@@ -2,6 +2,8 @@
 
 import math
 
+from kbx_env.tasks._varied import long_slices
+
 from kbx_env.spec.criteria import Exact
 from kbx_env.spec.task import Case, Cost, Ints, Literal, Outlier, Paper, T, task
 
@@ -22,17 +24,6 @@ def _drawn(p, a, n, b, k):
         {"*a": a, "N": n, "*b": b, "K": k},
         {"dim": dim, "value": p.among(math.nan, -math.inf, p.whole(-9, 9), p.real(-9, 9))},
     )
-
-
-def _long(axis):
-    # Several blocks along the axis, or along those before or after it together.
-    def drawn(p):
-        a, n, b = p.whole(2, 3), p.whole(2, 3), p.whole(2, 3)
-        long = 4300 + p.whole(0, 90)
-        a, n, b = (long if k == axis else size for k, size in enumerate((a, n, b)))
-        return _drawn(p, (a,), n, (b,), p.whole(2, 6))
-
-    return drawn
 
 
 @task(
@@ -67,7 +58,7 @@ def _long(axis):
         _case((7, 211, 13), 1, 40, -0.3, held=True),
         _case((3, 17, 5, 19), -3, 6, 12, layouts={"x": "transposed"}, held=True),
     ),
-    varied=(_any_axis, *map(_long, range(3))),
+    varied=(_any_axis, *long_slices(_drawn)),
     timed=(
         *(_case((n, 256), 0, n // 8, 1.0) for n in (1 << 19, 1 << 20)),
         _case((1 << 27,), 0, 1 << 24, 1.0),

@@ -1,6 +1,7 @@
 """index/index_select."""
 
 import torch
+from kbx_env.tasks._varied import long_slices
 
 from kbx_env.spec.criteria import Exact
 from kbx_env.spec.task import Case, Choice, Cost, Ints, Literal, Outlier, Paper, T, task
@@ -19,17 +20,6 @@ def _any_axis(p):
 def _drawn(p, a, n, b, k):
     dim = -1 - len(b) if p.chance() else len(a)
     return p.like({"*a": a, "N": n, "*b": b, "K": k}, {"dim": dim})
-
-
-def _long(axis):
-    # Several blocks along the axis, or along those before or after it together.
-    def drawn(p):
-        a, n, b = p.whole(2, 3), p.whole(2, 3), p.whole(2, 3)
-        long = 4300 + p.whole(0, 90)
-        a, n, b = (long if k == axis else size for k, size in enumerate((a, n, b)))
-        return _drawn(p, (a,), n, (b,), p.whole(2, 6))
-
-    return drawn
 
 
 @task(
@@ -59,7 +49,7 @@ def _long(axis):
         _case((7, 211, 13), 1, 40, held=True),
         _case((5, 3, 173), -1, 301, layouts={"input": "transposed"}, held=True),
     ),
-    varied=(_any_axis, *map(_long, range(3))),
+    varied=(_any_axis, *long_slices(_drawn)),
     timed=(
         *(_case((n, 256), 0, n // 8) for n in (1 << 18, 1 << 20)),
         *(_case((n, 8192), 1, 1024) for n in (4096, 16384)),

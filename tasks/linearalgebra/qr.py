@@ -28,6 +28,9 @@ def _sized(m, n, *B):
         Case(_sized(2, 3), ONLY_R, draw=Literal(1, 2, 3, 4, 5, 6)),
         Case(_sized(2, 2, 2), draw=Literal(1, 2, 3, 4, 5, 6, 7, 8)),
         Case(_sized(3, 4), COMPLETE, draw=Literal(0, 1, 2, 0, 0, 0, 3, 0, 0, 4, 5, 0)),
+        # A reflection cancels where little is below the diagonal, unless it takes the sign that makes it larger.
+        Case(_sized(3, 3), draw=Literal(4, 1, 0.5, 3e-4, 5, 1, 1e-4, 2, 6)),
+        Case(_sized(3, 3), draw=Literal(-4, 1, 0.5, 3e-4, -5, 1, 1e-4, 2, -6)),
         Case(_sized(5, 3), draw=Eye()),
         Case(_sized(48, 32), REDUCED, dtypes=F64),
         Case(_sized(48, 32), COMPLETE, draw=Outlier(), dtypes=F64),

@@ -59,7 +59,8 @@ def logspace(start, end, steps, base=10.0, dtype=None, layout=torch.strided, dev
     steps=0 an empty tensor. start and end are Python numbers (end may be the smaller), base a positive Python number.
     dtype is float32 (default, also for None) or float64. Values are judged relative to their own size: 64 steps of the
     dtype, which bears rounding the exponent to the dtype as long as |e log base| stays below 25, as in all tests.
-    requires_grad is set on the result. layout is torch.strided; device is given (its default None is not tested).
+    requires_grad is set on the result. layout is torch.strided; device is given (its default None is not tested). Not tested
+    either: more than 2^24 steps in float64.
     """
     # The exponents in fp64: rounded to fp32 they cost up to 20 fp32 steps of the result.
     y = torch.logspace(start, end, steps, base, dtype=torch.float64, layout=layout, device=device)

@@ -131,7 +131,7 @@ class EagerContestant:
             Microseconds of one call, the host's part included.
         """
         if isinstance(draws, InputWindows):
-            draws, turning = list(draws.draws), draws.turning
+            turning, draws = draws.turning, list(draws.draws)
         if turning is None:
             resolved = [reference.resolve(d, self.device, generator_seed=i) for i, d in enumerate(draws)]
         else:

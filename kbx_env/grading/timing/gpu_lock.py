@@ -52,8 +52,8 @@ POLL_SECONDS = 0.002
 """Seconds between two attempts to take a lock: short compared with a grading. flock has no timeout, so the lock
 polls."""
 MAX_POLL_SECONDS = 0.02
-"""Largest pause between two attempts of a shared request. With ``POLL_SECONDS`` a dozen of them would keep half a core
-busy."""
+"""Largest pause between two attempts of a shared request, or to reserve memory. With ``POLL_SECONDS`` a dozen of them would keep
+half a core busy."""
 
 
 def _growing_pauses() -> Iterator[float]:
@@ -191,11 +191,11 @@ class GpuLock:
         Yields:
             Seconds waited.
         """
-        began, reserved = time.monotonic(), list[int]()
+        began, reserved, pauses = time.monotonic(), list[int](), _growing_pauses()
         try:
             # Later requests wait behind this lock: otherwise a stream of small ones would keep a large one waiting for
             # ever.
-            with self._locked("room", fcntl.LOCK_EX):
+            with self._locked("room", fcntl.LOCK_EX, pauses=pauses):
                 while len(reserved) < parts:
                     free = [fd for k in range(PARTS) if (fd := self._try(f"part{k}", fcntl.LOCK_EX)) is not None]
                     reserved += free[: parts - len(reserved)]
@@ -203,7 +203,7 @@ class GpuLock:
                         if fd not in reserved:
                             os.close(fd)
                     if len(reserved) < parts:
-                        time.sleep(POLL_SECONDS)
+                        time.sleep(next(pauses))
             yield time.monotonic() - began
         finally:
             for fd in reserved:
