@@ -125,7 +125,7 @@ class EagerContestant:
             draws: the values, one draw for each slot; of ``InputWindows`` windows can be chosen later.
             slots: sets of buffers.
             turning: of the ``InputWindows`` whose ``draws`` are given as a list: it is emptied as soon as the values are laid out,
-                which saves the largest cases a fifth of their memory.
+                and their memory is free for the slots of the largest cases.
 
         Returns:
             Microseconds of one call, the host's part included.
