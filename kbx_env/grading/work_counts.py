@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from kbx_env.errors import DeclarationError
@@ -333,7 +334,7 @@ class Values(_Shared):
             return 0
         if not isinstance(mask, torch.Tensor):
             return value.numel() * bool(mask)
-        shape = torch.broadcast_shapes(value.shape, mask.shape)
+        shape = np.broadcast_shapes(value.shape, mask.shape)  # torch's imports 500 modules
         found = mask.expand(shape)
         wide = (1,) * (len(shape) - value.dim()) + tuple(value.shape)
         for axis, (n, broadcast) in enumerate(zip(wide, shape, strict=True)):
