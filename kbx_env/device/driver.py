@@ -453,13 +453,13 @@ class Driver:
         """Return the bytes that torch's allocator has of the device, used or cached."""
         return int(self._statistics(0)["reserved_bytes"]["all"]["current"])
 
-    def capture(self, body: Callable[[], None], room: int = 0) -> Callable[[], None]:
+    def capture(self, body: Callable[[], None], reserve: int = 0) -> Callable[[], None]:
         """Capture work into a CUDA graph.
 
         Args:
             body: Enqueues the work.
-            room: Bytes that torch allocates for the graph at once, for the results of all calls; otherwise it asks the driver for
-                the memory of each.
+            reserve: Bytes that torch allocates for the graph at once, for the results of all calls; otherwise it asks the driver
+                for the memory of each.
 
         Returns:
             A function that replays the graph.
@@ -474,8 +474,8 @@ class Driver:
         try:
             self._begin(graph, pool=None, capture_error_mode="global")
             try:
-                if room:
-                    empty_bytes(room, "cuda")  # freed at once: it stays in the memory of the graph
+                if reserve:
+                    empty_bytes(reserve, "cuda")  # freed at once: it stays in the memory of the graph
                 body()
             finally:
                 # After an error in ``body`` the stream still captures, and the capture must be ended.

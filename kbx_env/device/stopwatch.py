@@ -54,7 +54,7 @@ FILLER_BYTES = 128 << 20
 """Bytes of the pool for buffers of random size."""
 MAX_POOL_BYTES = 4 << 30
 """If the pool would be larger, there is none."""
-MAX_GRAPH_ROOM_BYTES = 2 << 30
+MAX_GRAPH_RESERVE_BYTES = 2 << 30
 """Most bytes that are allocated at once for the results of a graph."""
 TORCH_ALIGN = 512
 """Torch rounds the bytes of an allocation up to a multiple of this."""
@@ -452,7 +452,7 @@ class Stopwatch:
         assert self._call is not None
         call = self._call
         results: list[tuple[int, Any]] = []
-        room = len(order) * self._result_bytes()
+        reserve = len(order) * self._result_bytes()
         self._drop_all_results()
 
         def body() -> None:
@@ -460,7 +460,7 @@ class Stopwatch:
                 results.append((i, call(self._slots[i])))
 
         try:
-            self._replay_graph = self._driver.capture(body, room if room <= MAX_GRAPH_ROOM_BYTES else 0)
+            self._replay_graph = self._driver.capture(body, reserve if reserve <= MAX_GRAPH_RESERVE_BYTES else 0)
         except Exception:  # anything that a capture does not allow
             self._replay_graph = None
             with contextlib.suppress(Exception):  # the failed capture may leave an error that the next call reports

@@ -15,7 +15,7 @@ def _sized(n, k, columns=1):
     return {"n": n, "k": k, "c": columns}
 
 
-def _many_sides(p):
+def _many_right_hand_sides(p):
     n = p.whole(12, 32)
     return {"n": n, "k": (1 << 19) // n + p.whole(1, 90), "c": 1}
 
@@ -51,7 +51,7 @@ def _many_sides(p):
         sizes(lambda p: {"n": p.whole(65, 90), "k": p.among(1, 5), "c": 1}, lambda p, s: {"alpha": p.real(-3, 3)}),
         sizes(lambda p: {"n": p.whole(2, 9), "k": p.whole(530, 600), "c": 1}, lambda p, s: {"alpha": p.real(-3, 3)}),
         # Right-hand sides of 2^19 numbers and more: kernels take other blocks there.
-        sizes(_many_sides, lambda p, s: {"alpha": p.real(-3, 3)}),
+        sizes(_many_right_hand_sides, lambda p, s: {"alpha": p.real(-3, 3)}),
         sizes(lambda p: {"n": p.whole(5, 9), "k": p.whole(3, 9), "c": 1}, lambda p, s: {"alpha": p.real(1, 3)},
               draws={"A": Scaled(Triangular(), 64), "b": LARGE, "y": LARGE}),
     ),

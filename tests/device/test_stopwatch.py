@@ -65,22 +65,22 @@ def test_large_buffers_empty_torchs_memory_once_and_need_no_yard(monkeypatch: py
     assert all(new["x"] is not old and torch.equal(new["x"], old) for new, old in zip(watch._slots, before, strict=True))
 
 
-@pytest.mark.parametrize("elements, room", [(1000, 3 * 4096), (1 << 20, 0)])
+@pytest.mark.parametrize("elements, reserve", [(1000, 3 * 4096), (1 << 20, 0)])
 def test_the_memory_of_a_graph_is_asked_for_at_once_unless_it_is_much(
-    elements: int, room: int, monkeypatch: pytest.MonkeyPatch
+    elements: int, reserve: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     class Graphs(FakeDevice):
-        def capture(self, body: Any, room: int = 0) -> Any:
-            rooms.append(room)
+        def capture(self, body: Any, reserve: int = 0) -> Any:
+            reserved.append(reserve)
             return super().capture(body)
 
-    rooms, device = list[int](), Graphs()
-    monkeypatch.setattr(stopwatch, "MAX_GRAPH_ROOM_BYTES", 1 << 20)
+    reserved, device = list[int](), Graphs()
+    monkeypatch.setattr(stopwatch, "MAX_GRAPH_RESERVE_BYTES", 1 << 20)
     watch = Stopwatch("cpu", device, guards=True)
     # A new tensor of 4000 bytes, which torch rounds up, and an input, which takes no memory of the graph.
     watch.prepare(lambda slot: (device.new(slot["x"]), slot["x"]), [{"x": torch.zeros(elements)} for _ in range(2)])
     watch.measure({"order": [0, 1]})
-    assert watch.capture([0, 1, 1])["captured"] and rooms == [room]
+    assert watch.capture([0, 1, 1])["captured"] and reserved == [reserve]
 
 
 def test_the_values_are_free_before_the_slots_are_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,7 @@ class FakeDevice(Driver):
 
     def give_back(self, keep: int = 0) -> None: ...
 
-    def capture(self, body: Callable[[], None], room: int = 0) -> Callable[[], None]:
+    def capture(self, body: Callable[[], None], reserve: int = 0) -> Callable[[], None]:
         self.capturing = []
         try:
             body()

@@ -183,6 +183,7 @@ def errors_and_limits(
     Raises:
         DeclarationError: no such kind.
     """
+
     def errors(factors: tuple[torch.Tensor, ...]) -> dict[str, float]:
         return _errors(truth, args, expected, factors)
 
@@ -221,6 +222,9 @@ def meets_declared(truth: Invariant, args: Mapping[str, Any], expected: Expected
         args: the arguments of the call.
         expected: from ``reference.exact_answer``.
         answer: an answer that ``structure.rule`` has passed.
+
+    Returns:
+        False also where a factor holds NaN or infinity.
     """
     if not all(bool(torch.isfinite(x).all()) for x in answer.outputs):
         return False

@@ -83,8 +83,8 @@ CONTEXT_BYTES = 900 << 20
 hardware queues). Graders and runners each have one; this memory cannot be reserved."""
 SHARE = 0.5
 """Share of the device's memory for all gradings that count work or judge timed results. The grading that measures holds the GPU
-alone and has the rest; for a case that needs more than that it reserves the difference. With 0.35, three gradings of four that
-could have used an H100 of 80 GB waited for memory instead (docs/measurements)."""
+alone and has the rest; for a case that needs more than that it reserves the difference. With 0.35, three gradings waited for memory
+beside each that had it, on an H100 of 80 GB with 14 workers (docs/measurements)."""
 FEW_SLOTS, FEW_SLOTS_BYTES = 2, 1 << 30
 """Sets of buffers of a case whose arguments and results have more than so many bytes."""
 SLOW_US = 20_000.0
