@@ -6,6 +6,7 @@ import socket
 import struct
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -91,3 +92,13 @@ def test_who_does_not_read_does_not_hold_up_the_grader() -> None:
     a, _b = socket.socketpair()
     with pytest.raises(wire.Late):
         wire.send(a, {}, [bytes(1 << 24)], deadline=time.monotonic() + 0.1)
+
+
+def test_a_connection_takes_a_tensor_before_the_other_side_reads_it() -> None:
+    most = int(Path("/proc/sys/net/core/wmem_max").read_text())
+    data = bytes(min(most, wire.BUFFER_BYTES) // 2)
+    ours, theirs = wire.connection()
+    with ours, theirs:
+        wire.send(ours, {"n": 1}, [data], deadline=time.monotonic() + 5)
+        header, blobs = wire.receive(theirs)
+    assert header == {"n": 1} and blobs == [data]

@@ -74,6 +74,7 @@ def judge(
     device: str = "cpu",
     generator_seeds: Sequence[int] = (),
     timed: bool = False,
+    lazy: bool = False,
     earlier: list[Any] | None = None,
     native: Callable[[], Expected] | None = None,
     known: Known | None = None,
@@ -89,6 +90,8 @@ def judge(
         generator_seeds: state of the generator argument at each call; equal numbers stand for equal states. For ``Published``
             they seed torch's own random stream and the generator argument.
         timed: the answers are one answer repeated; statistical comparisons between calls are left out.
+        lazy: run the reference in the declared dtypes only if the ruling depends on it. That takes a run without values first,
+            which is slower than one with the values of a small case.
         earlier: random numbers of the grading's other cases, which must not be repeated; those of this case are added.
         native: computes torch's own answer on another device than ``device``; called only if the ruling depends on it.
         known: from an earlier ruling on the same call; the reference is not run again.
@@ -106,7 +109,7 @@ def judge(
     if isinstance(task.truth, Published):
         return paper.rule(task, case, args, answers[0], device, generator_seeds[0] if generator_seeds else 0)
     known, exact_answer = Known() if known is None else known, None
-    if timed and known.expected is None and isinstance(task.truth, Close | Invariant):
+    if lazy and known.expected is None and isinstance(task.truth, Close | Invariant):
         exact_answer = reference.exact_answer(task, case, args, device)
         if exact_answer is not None and _is_plainly_right(task, case, args, exact_answer, answers[0]):
             return PASSED
@@ -127,8 +130,9 @@ def _is_plainly_right(task: Task, case: Case, args: Mapping[str, Any], exact_ans
 def _rule(
     task: Task, case: Case, args: Mapping[str, Any], expected: Expected, answers: Sequence[Answer], device: str,
     generator_seeds: Sequence[int], timed: bool, earlier: list[Any] | None = None, measured: close.Measured | None = None,
+    variants: Sequence[contract.Variant] | None = None,
 ) -> Ruling:  # fmt: skip
-    """Rule on answers against an evaluated reference; arguments as for ``judge``."""
+    """Rule on answers against an evaluated reference; arguments as for ``judge``, ``variants`` as for ``contract.rule``."""
     truth = task.truth
     for answer in answers:
         ruling = structure.rule(task, case, args, expected, answer)
@@ -145,7 +149,7 @@ def _rule(
             more: dict[str, Any] = {"timed": timed, "earlier": earlier}
             return statistical.rule_dropout(truth, task, case, args, expected, answers, device, **more)
         case QuantizationScheme():
-            return contract.rule(truth, task, case, args, expected, answers[0], device)
+            return contract.rule(truth, task, case, args, expected, answers[0], device, variants)
         case Sample():
             return samples.rule(truth, case, args, answers, generator_seeds, timed=timed, earlier=earlier)
         case Windows():
@@ -230,9 +234,11 @@ def is_trivial(task: Task, case: Case, args: Mapping[str, Any]) -> bool:
         return True
     if isinstance(task.truth, Dropout) and statistical.rate_of(task, case)[0] >= 1.0:
         return True
-    measured = close.Measured()
+    shared: dict[str, Any] = {"measured": close.Measured()}
+    if isinstance(task.truth, QuantizationScheme):
+        shared["variants"] = list(contract.variants(task, case, args, expected, "cpu"))
     for answer in canaries(task, case, args, expected).values():
         answers = [answer] * calls_needed(task, case)
-        if _rule(task, case, args, expected, answers, "cpu", (), True, measured=measured) == PASSED:
+        if _rule(task, case, args, expected, answers, "cpu", (), True, **shared) == PASSED:
             return True
     return False

@@ -102,6 +102,10 @@ class _Scale:
         return self.magnitude(exact, size).mul_(info.eps).add_(least)
 
 
+Tolerance: TypeAlias = tuple[_Scale, float]
+"""Scale of the elements of a tensor, and the tolerance in units."""
+
+
 def _finite_size(exact: torch.Tensor) -> torch.Tensor:
     """Return absolute values; 0 for elements that are not finite."""
     return torch.where(torch.isfinite(exact), exact.abs(), 0.0)
@@ -152,6 +156,18 @@ def _declared(truth: Close, dtype: torch.dtype) -> float:
     return truth.ulps if torch.finfo(dtype).bits >= 32 else min(truth.ulps, COARSE)
 
 
+def declared_tolerance(truth: Close, dtype: torch.dtype, exact: torch.Tensor, size: torch.Tensor | None = None) -> Tolerance:
+    """Return the declared tolerance, whatever torch's own error is.
+
+    Args:
+        truth: the tolerances.
+        dtype: of the answer.
+        exact: the exact answer, fp64.
+        size: as in ``Row``.
+    """
+    return _Scale.of(truth.scale, exact, size), _declared(truth, dtype)
+
+
 def _ratio(got: torch.Tensor, exact: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
     """Return the error of each element in units of what is allowed; infinite where only one of the two is finite.
 
@@ -169,13 +185,9 @@ def _ratio(got: torch.Tensor, exact: torch.Tensor, limit: torch.Tensor) -> torch
     return torch.where(same_values(got64, exact) | over, 0.0, torch.where(torch.isfinite(ratio), ratio, math.inf))
 
 
-_Tolerance: TypeAlias = tuple[_Scale, float]
-"""Scale of the elements of a tensor, and the tolerance in units."""
-
-
 def _tolerance(
     truth: Close, dtype: torch.dtype, native: torch.Tensor, exact: torch.Tensor, size: torch.Tensor | None
-) -> _Tolerance:
+) -> Tolerance:
     """Return the tolerance for answers of a dtype; arguments as for ``_strict``, and ``exact`` in fp64."""
     scale = _Scale.of(truth.scale, exact, size)
     return scale, _strict(truth, dtype, native.to(exact.device), exact, scale, size)
@@ -183,7 +195,7 @@ def _tolerance(
 
 def misses(
     truth: Close, got: torch.Tensor, exact: torch.Tensor, native: torch.Tensor, slack: torch.Tensor | float = 0.0,
-    size: torch.Tensor | None = None, tolerance: _Tolerance | None = None,
+    size: torch.Tensor | None = None, tolerance: Tolerance | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Compare one tensor with the exact answer.
 
@@ -209,37 +221,45 @@ def misses(
 
 def all_close(
     truth: Close, got: torch.Tensor, exact: torch.Tensor, native: torch.Tensor, size: torch.Tensor | None = None,
-    tolerance: _Tolerance | None = None,
+    tolerance: Tolerance | None = None,
 ) -> bool:  # fmt: skip
-    """Return whether ``misses`` finds no wrong element without slack.
+    """Return whether ``misses`` finds no wrong element without slack; arguments as there, ``exact`` in fp64."""
+    tolerance = tolerance or _tolerance(truth, got.dtype, native, exact.to(torch.float64), size)
+    # ``_within`` takes three kernels, ``_ratio`` two dozen; they differ only where an element is NaN, infinite or wrong.
+    return _every(_within, got, exact, tolerance, size) or _every(_is_right, got, exact, tolerance, size)
+
+
+def _every(
+    passes: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor], got: torch.Tensor, exact: torch.Tensor,
+    tolerance: Tolerance, size: torch.Tensor | None,
+) -> bool:  # fmt: skip
+    """Return whether all elements pass.
 
     It goes through the tensors in pieces: the dozen temporaries of a large result would fill a GPU, and pieces stay in
     its cache.
 
     Args:
-        truth: the tolerances.
+        passes: gets the answer, the exact answer and the allowed error of some elements, and returns a mask.
         got: the answer.
-        exact: the exact answer, in fp64.
-        native: torch's own answer.
+        exact: the exact answer.
+        tolerance: from ``_tolerance``.
         size: as in ``Row``.
-        tolerance: as for ``misses``.
     """
     exact, got = exact.to(torch.float64), got.to(exact.device)
-    scale, factor = tolerance or _tolerance(truth, got.dtype, native, exact, size)
+    scale, factor = tolerance
     given, right = got.reshape(-1), exact.reshape(-1)
     sizes = None if size is None else size.expand(exact.shape).reshape(-1)
+    found = [torch.ones((), dtype=torch.bool, device=exact.device)]
+    for start in range(0, exact.numel(), PIECE):
+        part = slice(start, start + PIECE)
+        limits = scale.units(right[part], got.dtype, None if sizes is None else sizes[part]).mul_(factor)
+        found.append(passes(given[part], right[part], limits).all())
+    return bool(torch.stack(found).all())
 
-    def every(within: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]) -> bool:
-        """Return whether all elements are within their limits."""
-        found = [torch.ones((), dtype=torch.bool, device=exact.device)]
-        for start in range(0, exact.numel(), PIECE):
-            part = slice(start, start + PIECE)
-            limits = scale.units(right[part], got.dtype, None if sizes is None else sizes[part]).mul_(factor)
-            found.append(within(given[part], right[part], limits).all())
-        return bool(torch.stack(found).all())
 
-    # ``_within`` takes three kernels, ``_ratio`` two dozen; they differ only where an element is NaN, infinite or wrong.
-    return every(_within) or every(lambda *three: _ratio(*three) <= 1.0)
+def _is_right(got: torch.Tensor, exact: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
+    """Return the elements that ``misses`` does not count as wrong; arguments as for ``_ratio``."""
+    return _ratio(got, exact, limit) <= 1.0
 
 
 def _within(got: torch.Tensor, exact: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
@@ -392,11 +412,11 @@ class Measured:
 
     def __init__(self, keeps: bool = True) -> None:
         self._keeps = keeps
-        self._tolerances: dict[tuple[int, torch.dtype], _Tolerance] = {}
+        self._tolerances: dict[tuple[int, torch.dtype], Tolerance] = {}
         self._moved: dict[int, list[torch.Tensor]] = {}
         self._slack: dict[tuple[int, torch.dtype, int], torch.Tensor] = {}
 
-    def tolerance(self, index: int, dtype: torch.dtype, make: Callable[[], _Tolerance]) -> _Tolerance:
+    def tolerance(self, index: int, dtype: torch.dtype, make: Callable[[], Tolerance]) -> Tolerance:
         """Return the tolerance of a result for answers of a dtype."""
         if (index, dtype) not in self._tolerances:
             self._tolerances[index, dtype] = make()
@@ -447,8 +467,7 @@ def meets_declared(truth: Close, expected: Expected, answer: Answer) -> bool:
         gpu_turns.yield_gpu()
         this = _of_result(truth, i)
         got, exact = _as_judged(this, got), exact.to(torch.float64)
-        tolerance = _Scale.of(this.scale, exact, size), _declared(this, got.dtype)
-        if not all_close(this, got, exact, native, size, tolerance):
+        if not all_close(this, got, exact, native, size, declared_tolerance(this, got.dtype, exact, size)):
             return False
     return True
 
@@ -493,7 +512,10 @@ def rule(
         got, exact = _as_judged(truth, got), exact.to(torch.float64)
         limits = partial(_tolerance, truth, got.dtype, native, exact, size)
         tolerance = measured.tolerance(i, got.dtype, limits)
-        if all_close(truth, got, exact, native, size, tolerance):
+        if _every(_within, got, exact, tolerance, size):
+            continue
+        # A result of one piece is compared in full at once: where it is wrong, the same comparison would follow.
+        if exact.numel() > PIECE and _every(_is_right, got, exact, tolerance, size):
             continue
         ratio, wrong = misses(truth, got, exact, native, size=size, tolerance=tolerance)
         if truth.rival is not None and bool(wrong.any()):

@@ -8,25 +8,60 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from kbx_env.errors import DeclarationError
 from kbx_env.grading import reference
-from kbx_env.grading.judge.close import describe, misses
+from kbx_env.grading.judge.close import declared_tolerance, describe, misses
 from kbx_env.grading.judge.ruling import PASSED, Answer, Ruling
 from kbx_env.grading.judge.structure import pairs
 from kbx_env.grading.reference import Expected
 from kbx_env.spec.criteria import Close, QuantizationScheme
 from kbx_env.spec.task import Case, Task
 
+Variant: TypeAlias = tuple[Expected, torch.Tensor | float]
+"""The scheme's answers under one combination of rounding formulas, and the absolute error that is allowed beside the tolerance."""
+
+
+def variants(
+    task: Task, case: Case, args: Mapping[str, Any], expected: Expected, device: str
+) -> Iterator[Variant]:  # fmt: skip
+    """Evaluate the scheme under each combination of rounding formulas.
+
+    Args:
+        task: the task.
+        case: the case.
+        args: the arguments of the call.
+        expected: the reference's answers; has the number of rounded operands.
+        device: where the reference is evaluated.
+
+    Yields:
+        One variant for each combination.
+
+    Raises:
+        DeclarationError: more rounded operands than combinations can be tried for.
+    """
+    from kbx_env.tasks._schemes import FORMULAS, SLACK
+
+    if expected.decisions > 4:
+        raise DeclarationError(f"{task.id}: {expected.decisions} rounded operands are too many to enumerate")
+    results = [*expected.native, *expected.native_written.values()]
+    # Only integers are compared with torch's own answer, which depends on the formulas as well.
+    native = expected if all(o.dtype.is_floating_point for o in results) else None
+    for formulas in itertools.product(FORMULAS, repeat=expected.decisions):
+        # The reference sets SLACK if it has roundings that cannot be enumerated: by so much they change its result.
+        variant = reference.expect(task, case, args, device, rounding=formulas, native=native)
+        slack = SLACK.get()
+        yield variant, 0.0 if slack is None else slack
+
 
 def rule(
     truth: QuantizationScheme, task: Task, case: Case, args: Mapping[str, Any], expected: Expected, answer: Answer,
-    device: str,
+    device: str, known: Iterable[Variant] | None = None,
 ) -> Ruling:  # fmt: skip
     """Check that each element agrees with one combination of rounding formulas to fp32 accuracy.
 
@@ -38,6 +73,7 @@ def rule(
         expected: the reference's answers; has the number of rounded operands.
         answer: the answer to judge.
         device: where the reference is evaluated.
+        known: from ``variants``, where several answers to one call are judged.
 
     Returns:
         The ruling; the error is in units of the tolerance.
@@ -45,21 +81,15 @@ def rule(
     Raises:
         DeclarationError: more rounded operands than combinations can be tried for.
     """
-    from kbx_env.tasks._schemes import FORMULAS, SLACK
-
-    if expected.decisions > 4:
-        raise DeclarationError(f"{task.id}: {expected.decisions} rounded operands are too many to enumerate")
     best: dict[str, torch.Tensor] = {}
-    for formulas in itertools.product(FORMULAS, repeat=expected.decisions):
-        # The reference sets SLACK if it has roundings that cannot be enumerated: by so much they change its result.
-        variant = reference.expect(task, case, args, device, rounding=formulas)
-        slack = SLACK.get()
+    for variant, slack in variants(task, case, args, expected, device) if known is None else known:
         for name, got, exact, native, _ in pairs(variant, answer):
             if got.dtype.is_floating_point:
-                # k = 0: torch's own error is no allowance, because integer accumulation is exact. A 16-bit result is
-                # rounded once; 8 of its coarse units would exceed the quantization error itself.
-                ulps = truth.ulps if torch.finfo(got.dtype).bits >= 32 else 1.0
-                ratio, _ = misses(Close(k=0.0, ulps=ulps), got, exact, native, 0.0 if slack is None else slack)
+                # Torch's own error is no allowance, because integer accumulation is exact. A 16-bit result is rounded once;
+                # 8 of its coarse units would exceed the quantization error itself.
+                close = Close(k=0.0, ulps=truth.ulps if torch.finfo(got.dtype).bits >= 32 else 1.0)
+                tolerance = declared_tolerance(close, got.dtype, exact.to(torch.float64))
+                ratio, _ = misses(close, got, exact, native, slack, tolerance=tolerance)
             else:
                 ratio = torch.where(got == native.to(got.device), 0.0, 2.0)
             best[name] = torch.minimum(best[name], ratio) if name in best else ratio

@@ -70,7 +70,7 @@ class Zygote:
             try:
                 folder = tempfile.mkdtemp(dir=self._folder)
                 on_failure.callback(shutil.rmtree, folder, ignore_errors=True)
-                sock, runner_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+                sock, runner_end = wire.connection()
                 on_failure.callback(sock.close)
                 always.callback(runner_end.close)
                 log, log_writer = os.pipe()

@@ -428,7 +428,7 @@ class RunnerContestant:
             answer = replace(answer, outputs=tuple(o.cpu() for o in answer.outputs), after=_hosted(answer.after))
         with contextlib.nullcontext() if hosted else self.session.gpu.using():
             ruling = judges.judge(
-                task, self.case, args, [answer] * judges.calls_needed(task, self.case), timed=True, native=native,
+                task, self.case, args, [answer] * judges.calls_needed(task, self.case), timed=True, lazy=True, native=native,
                 device="cpu" if hosted else self.session.backend, generator_seeds=[0, 0, 1],
             )  # fmt: skip
         if not ruling.passed:

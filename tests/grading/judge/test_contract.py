@@ -10,7 +10,7 @@ import torch
 from judge_helper import answer, canaries_fail, draw, make, rule, tf32
 from kbx_env.tasks import _schemes
 
-from kbx_env.grading import judge
+from kbx_env.grading import judge, reference
 from kbx_env.grading.judge import contract
 from kbx_env.spec.criteria import Invariant, QuantizationScheme
 from kbx_env.spec.task import Case, Constant, Normal, Outlier, Paper, T
@@ -72,6 +72,16 @@ def test_dishonest_quantization() -> None:
     assert rule(W8A8, CASE, args, args["a"] @ args["b"], grading="paper").passed
     assert not rule(W8A8, CASE, args, torch.zeros(33, 65), grading="paper").passed
     canaries_fail(W8A8, CASE, args)
+
+
+@pytest.mark.parametrize("how", ["divide", "per tensor", "truncate", "int4"])
+def test_variants_that_are_known_change_no_ruling(how: str) -> None:
+    args = draw(W8A8, CASE, 3)
+    expected, given = reference.expect(W8A8, CASE, args, "cpu"), answer(product(args, how), args=args)
+    known = list(contract.variants(W8A8, CASE, args, expected, "cpu"))
+    fresh = contract.rule(W8A8.truth, W8A8, CASE, args, expected, given, "cpu")
+    assert contract.rule(W8A8.truth, W8A8, CASE, args, expected, given, "cpu", known) == fresh
+    assert fresh.passed == (how == "divide")
 
 
 def test_all_zero_operands() -> None:

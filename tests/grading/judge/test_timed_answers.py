@@ -43,7 +43,7 @@ def _right(name: str, case: Case, args: dict[str, Any]) -> judge.Answer:
 def _rulings(name: str, case: Case, args: dict[str, Any], given: judge.Answer) -> tuple[bool, bool]:
     """Whether an answer passes as that of a timed call, and as that of an ordinary one."""
     task = load_task(name)
-    return judge.judge(task, case, args, [given], timed=True).passed, judge.judge(task, case, args, [given]).passed
+    return judge.judge(task, case, args, [given], timed=True, lazy=True).passed, judge.judge(task, case, args, [given]).passed
 
 
 @pytest.mark.parametrize("name", ["math/cos", "linearalgebra/cholesky", "reduce/sum", "matrixmultiply/matmul_bf16",
@@ -53,7 +53,7 @@ def test_a_right_answer_needs_no_run_of_torchs_own(name: str, native_runs: list[
     args = draw(load_task(name), case, 1)
     given = _right(name, case, args)
     native_runs.clear()
-    assert judge.judge(load_task(name), case, args, [given], timed=True).passed and not native_runs
+    assert judge.judge(load_task(name), case, args, [given], timed=True, lazy=True).passed and not native_runs
 
 
 @settings(max_examples=60, deadline=None)
@@ -90,7 +90,7 @@ def test_structure_counts_before_values() -> None:
         replace(given, shares=("input_tensor",)),
         replace(given, after={"input_tensor": args["input_tensor"] + 1}),
     ):
-        assert not judge.judge(load_task("math/cos"), case, args, [wrong], timed=True).passed
+        assert not judge.judge(load_task("math/cos"), case, args, [wrong], timed=True, lazy=True).passed
 
 
 def test_a_shape_that_depends_on_values_is_ruled_on_with_torchs_own(native_runs: list[str]) -> None:
@@ -114,6 +114,6 @@ def test_an_answer_beyond_the_declared_tolerance_is_compared_with_torchs_error(n
         return rough
 
     near, right = answer(own.native[0] * (1 + 2e-5), args=args), answer(own.native[0], args=args)
-    assert judge.judge(task, case, args, [right], timed=True, native=native).passed and not asked
-    assert judge.judge(task, case, args, [near], timed=True, native=native).passed and asked
-    assert not judge.judge(task, case, args, [near], timed=True).passed
+    assert judge.judge(task, case, args, [right], timed=True, lazy=True, native=native).passed and not asked
+    assert judge.judge(task, case, args, [near], timed=True, lazy=True, native=native).passed and asked
+    assert not judge.judge(task, case, args, [near], timed=True, lazy=True).passed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -42,6 +43,7 @@ def close(s: str, i: int) -> int:
     raise TtirError(f"unbalanced text: {s[i : i + 60]}")
 
 
+@functools.cache
 def make_type(s: str) -> Type:
     """Parse one type such as ``tensor<128x64xf32>`` or ``!tt.ptr<f16>``."""
     s = s.strip()
@@ -66,6 +68,11 @@ def make_type(s: str) -> Type:
 
 def types_in(s: str) -> list[Type]:
     """Return every type written in ``s``, in order."""
+    return list(_types_in(s))
+
+
+@functools.cache  # an engine parses the kernels of one grading, and most operations have one of a few lists of types
+def _types_in(s: str) -> tuple[Type, ...]:
     out = []
     pos = 0
     while m := _START.search(s, pos):
@@ -74,7 +81,7 @@ def types_in(s: str) -> list[Type]:
             end = close(s, m.end() - 1) + 1
         out.append(make_type(s[m.start() : end]))
         pos = end
-    return out
+    return tuple(out)
 
 
 def split_types(s: str) -> tuple[str, str]:
