@@ -45,7 +45,7 @@ LATER_WAIT = 1.2
 """Host's time for a call times this: the wait before each timed call but the first of a block. The first one waits longer, and
 the device falls further behind the host with every call, so that a delay of the host seldom reaches it."""
 SLOW_SECONDS = 0.01
-"""If a warm-up call takes longer, one slot is enough, and the other slots are not warmed up."""
+"""If a warm-up call takes longer, one slot is enough, and the other slots are not called."""
 FILLERS = 4
 """Number of buffers of random size, for each of two ranges of sizes, that move the others to new addresses."""
 POOL_FACTOR = 3
@@ -143,31 +143,30 @@ class Stopwatch:
         """Make the warm-up calls; autotuning happens here, outside every timed region.
 
         Returns:
-            ``call_seconds``, the longest time of one call, with the host's part.
+            ``call_seconds``, the time of one call, with the host's part.
         """
         assert self._call is not None
         if not self._flush:
             self._flush = self._driver.alloc_dedicated(FLUSH_BYTES)
         host, total = list[float](), list[float]()
-        for slots in (self._slots[:1], self._slots[1:]):
-            if total and total[0] > SLOW_SECONDS:
-                break
-            for slot in slots:
-                self._call(slot)
+        self._call(self._slots[0])
+        self._settle()
+        # One warm-up call is enough for all slots: before the first timed call ``shuffle`` calls each of them.
+        for slot in self._slots:
+            before = self._now()
+            self._call(slot)
+            host.append(self._now() - before)
             self._settle()
-            for slot in slots:
-                before = self._now()
-                self._call(slot)
-                host.append(self._now() - before)
-                self._settle()
-                total.append(self._now() - before)
+            total.append(self._now() - before)
+            if total[0] > SLOW_SECONDS:
+                break
         # Before each timed call the device waits until the host has enqueued the call: the events then enclose only
         # work of the device, not of Python. A call that reads back to the host still pays for that. The median, because
         # one interrupted call would make all of them wait.
         most = min(MAX_WAIT_US, 100.0 + 30.0 * len(self._rings) + 2e6 * statistics.median(host))
         self._wait_us = self._most_wait_us = self._later_wait_us = most
         self._freeze_autotuners(True)
-        return {"call_seconds": max(total)}
+        return {"call_seconds": statistics.median(total)}
 
     def _freeze_autotuners(self, frozen: bool) -> None:
         if self._autotuners is not None:

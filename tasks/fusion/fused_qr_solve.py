@@ -45,7 +45,9 @@ def _sized(m, n, k, *batch):
         Case(_sized(26, 17, 3, 3), held=True),
     ),
     varied=(
-        sizes(lambda p: {"*batch": p.batch(), "n": 3, "m": p.whole(3, 12), "k": p.among(1, 70)}),
+        # A square matrix of normal numbers may be all but singular: then the errors of two right kernels differ by any factor.
+        sizes(lambda p: {"*batch": p.batch(), "n": 3, "m": p.whole(3, 12), "k": p.among(1, 70)},
+              draws=lambda p, s: {"A": FALLING} if s["m"] < 6 else {}),
         sizes(lambda p: {"*batch": (), "n": p.whole(49, 58), "m": p.whole(90, 110), "k": 2}, draws={"b": LARGE}),
         *(
             sizes(lambda p: {"*batch": (), "n": 3, "m": p.whole(6, 12), "k": 2}, draws={"A": law, "b": law})

@@ -29,6 +29,7 @@ from kbx_env.grading.runtime.session import RunnerSession
 from kbx_env.grading.runtime.untrusted import GradingAborted, count, readable
 from kbx_env.grading.runtime.zygote_client import TIMED_BYTES
 from kbx_env.grading.timing.input_windows import InputWindows, Window
+from kbx_env.grading.timing.precision import REPORT
 from kbx_env.outcome import Verdict, Violation
 from kbx_env.protocol import wire
 from kbx_env.protocol.wire import assembled
@@ -45,15 +46,12 @@ GRAPH_CALLS = (12, 24)
 """Fewest and most calls in one CUDA graph; the number is drawn in secret."""
 GRAPH_BYTES = 2 << 30
 """Bytes of results that one graph may hold, if three calls fit."""
-GRAPH_US = 30_000.0
-"""Microseconds of one graph, if three calls fit: it runs at least three times while the GPU is held alone. The audit repeats it."""
 JUDGED, JUDGED_BYTES = 3, 64 << 20
 """Captured calls that are judged if the results of all have more bytes than this; otherwise all are judged."""
 AUDITS = 3
 """Attempts at the audit; one that fits is enough."""
-AUDIT_US, REPEATED_AUDIT_US = 10_000.0, 100_000.0
-"""Microseconds of the back-to-back run, and of its repetitions: long compared with the milliseconds of one command to a
-runner."""
+REPEATED_AUDIT_US = 100_000.0
+"""Microseconds of the audit's repetitions: long compared with milliseconds for which the host may be delayed."""
 ALIGNMENT_BYTES = 1 << 20
 """Bytes allowed beside those of the tensors, for the alignment of their addresses."""
 SLACK, GAP_US = 1.3, 10.0
@@ -293,29 +291,31 @@ class RunnerContestant:
             raise _refused("an autotuner measured its configurations again in a timed call")
         return in_time(us, late)
 
-    def capture(self, result_bytes: int = 0, about_us: float = 0.0) -> int:
+    def capture(self, result_bytes: int = 0, about_us: float = 0.0, graph_us: float = REPORT.graph_us) -> int:
         """Capture a CUDA graph of calls; their number and slots are drawn in secret.
 
         Args:
             result_bytes: bytes of a correct result: large results make a short graph.
             about_us: microseconds of a call: slow calls make a short graph, too.
+            graph_us: microseconds of the graph, if three calls fit.
 
         Returns:
             The number of calls in the graph; 0 where the calls cannot be captured.
         """
         rng = random.Random(secrets.randbits(64))
-        most = max(self.slots, min(GRAPH_CALLS[1], GRAPH_BYTES // max(1, result_bytes), int(GRAPH_US / max(1.0, about_us))))
+        most = max(self.slots, min(GRAPH_CALLS[1], GRAPH_BYTES // max(1, result_bytes), int(graph_us / max(1.0, about_us))))
         count = rng.randint(min(GRAPH_CALLS[0], max(self.slots, most // 2)), most)
         order = [rng.randrange(self.slots) for _ in range(count)]
         self._order = order
         return count if bool(self._ask({"do": "capture", "order": order})[0].get("captured")) else 0
 
-    def audit(self, claimed_us: float, captured: int) -> None:
+    def audit(self, claimed_us: float, captured: int, audit_us: float = REPORT.audit_us) -> None:
         """Run calls back to back and compare their time by the grader's own clock with the claim.
 
         Args:
             claimed_us: microseconds of a call.
             captured: calls in the captured graph; 0 without one.
+            audit_us: microseconds of the first attempt.
 
         Raises:
             GradingAborted: every attempt takes longer than the claim and the slack allow.
@@ -324,7 +324,7 @@ class RunnerContestant:
         walls = []
         # Hidden work takes time in every attempt; a delay of the host does not.
         for attempt in range(AUDITS):
-            length = REPEATED_AUDIT_US if attempt else AUDIT_US
+            length = REPEATED_AUDIT_US if attempt else audit_us
             reps = max(5, min(10_000 if captured else 200, int(length / max(claimed_us, 1.0))))
             graphs = max(1, reps // captured) if captured else 0
             reps = graphs * captured or reps

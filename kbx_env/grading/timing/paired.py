@@ -87,8 +87,11 @@ alone and has the rest; for a case that needs more than that it reserves the dif
 beside each that had it, on an H100 of 80 GB with 14 workers (docs/measurements)."""
 FEW_SLOTS, FEW_SLOTS_BYTES = 2, 1 << 30
 """Sets of buffers of a case whose arguments and results have more than so many bytes."""
-SLOW_US = 20_000.0
-"""If two blocks of calls take longer than this, they have fewer calls; if two calls do, a round is one pair."""
+SLOW_US = 10_000.0
+"""A block of calls that would take longer than this, in microseconds, has fewer calls, at least one. The two contestants' blocks
+differ in length where their times do: one call of a slow baseline says enough, one call of a kernel a thousand times as
+fast does not. With 3 ms the GPU would be held for 5 % less, and twice as many cases of 0.8 to 3 ms a call would be off by more than
+3 % in training precision."""
 QUEUED_MEMORY_SHARE = 0.003
 """Share of the device's memory that one grading may hold in values while it waits for the GPU."""
 ATTEMPTS = 3
@@ -143,38 +146,37 @@ def pair(
     start = time.monotonic()
     rng = random.Random(secrets.randbits(64))
     drawn: list[Window] | None = None
-    block, pairs, taken, both_us = _calls(about_us), 1 if about_us > LONG_US else precision.pairs, 0, 0.0
+    pairs, taken, both_us = 1 if about_us > LONG_US else precision.pairs, 0, 0.0
+    eager_block = candidate_block = _calls(about_us)
     while len(rounds) < precision.max_rounds:
         moved = not rounds or both_us <= precision.still_us
         # In a block of one call the untimed call before it warms the slot.
-        for contestant in (eager, candidate) if moved else ():
+        for contestant, block in ((eager, eager_block), (candidate, candidate_block)) if moved else ():
             contestant.shuffle(rng.getrandbits(32), block > 1)
-        # Cold instruction caches cost a slow call nothing that shows.
-        warm = moved or block == BLOCK
         ratios = []
         for index in range(pairs):
-            order = [rng.randrange(slots) for _ in range(block)]
+            order = [rng.randrange(slots) for _ in range(max(eager_block, candidate_block))]
             if windows is not None:
-                drawn = [windows.pick(rng) for _ in range(block + 1)]
+                drawn = [windows.pick(rng) for _ in range(len(order) + 1)]
             # The contestants alternate in going first, so that a drift of the clock frequency favours neither.
             if index % 2:
-                candidate_us = candidate.measure(order, drawn, warm=warm)
-                start += _checked(check, order, drawn)
-                eager_us = eager.measure(order, drawn, warm=warm)
+                candidate_us = _block(candidate, candidate_block, order, drawn, moved)
+                start += _checked(check, order[:candidate_block], drawn)
+                eager_us = _block(eager, eager_block, order, drawn, moved)
             else:
-                eager_us = eager.measure(order, drawn, warm=warm)
-                candidate_us = candidate.measure(order, drawn, warm=warm)
-                start += _checked(check, order, drawn)
+                eager_us = _block(eager, eager_block, order, drawn, moved)
+                candidate_us = _block(candidate, candidate_block, order, drawn, moved)
+                start += _checked(check, order[:candidate_block], drawn)
             taken += 1
             eager_calls += eager_us
             candidate_calls += candidate_us
-            # One long call says as much as five short ones, and other gradings wait for the GPU.
             both_us = max(eager_us) + max(candidate_us)
-            block = min(block, _calls(both_us))
+            # One long call says as much as five short ones, and other gradings wait for the GPU.
+            eager_block, candidate_block = _calls(max(eager_us)), _calls(max(candidate_us))
             eager_blocks.append(math.log(trimmed_mean(eager_us)))
             ratios.append(math.log(trimmed_mean(eager_us) / trimmed_mean(candidate_us)))
         rounds.append(trimmed_mean(ratios))
-        block, pairs = _calls(both_us), 1 if both_us > LONG_US else precision.pairs
+        pairs = 1 if both_us > LONG_US else precision.pairs
         if on_round:
             on_round(len(rounds))
         if _clear(rounds, min(*eager_calls, *candidate_calls), precision):
@@ -214,9 +216,29 @@ def _clear(rounds: Sequence[float], fastest_us: float, precision: Precision) -> 
     return _half_width(rounds) < precision.early_half_width
 
 
-def _calls(both_us: float) -> int:
-    """Return the calls in a block if one call of both contestants together takes ``both_us`` microseconds."""
-    return max(1, min(BLOCK, int(SLOW_US / max(both_us, 1.0))))
+def _calls(us: float) -> int:
+    """Return the calls in a block if one call takes so many microseconds."""
+    return max(1, min(BLOCK, int(SLOW_US / max(us, 1.0))))
+
+
+def _block(
+    contestant: Contestant, calls: int, order: Sequence[int], drawn: Sequence[Window] | None, moved: bool
+) -> list[float]:  # fmt: skip
+    """Time the first calls of a block.
+
+    Args:
+        contestant: is timed.
+        calls: how many.
+        order: slots of the block's calls.
+        drawn: windows of the untimed call and then of each call in ``order``.
+        moved: whether the buffers have moved since the block before.
+
+    Returns:
+        Microseconds of each call.
+    """
+    # Cold instruction caches cost a slow call nothing that shows: it needs no untimed call before it.
+    warm = moved or calls == BLOCK
+    return contestant.measure(order[:calls], None if drawn is None else drawn[: calls + 1], warm=warm)
 
 
 def _checked(check: Check | None, order: list[int], drawn: list[Window] | None) -> float:
@@ -752,8 +774,8 @@ class _Measuring:
         if paired.skewed:
             paired = paired.by_medians()
         claimed = _claimed_us(paired)
-        captured = candidate.capture(result_bytes, claimed)
-        candidate.audit(claimed, captured)
+        captured = candidate.capture(result_bytes, claimed, self.precision.graph_us)
+        candidate.audit(claimed, captured, self.precision.audit_us)
         if captured and not self.task.written(case.args):
             # A call may detect that it is captured and behave otherwise; it must be right all the same.
             results += candidate.replayed(windows, result_bytes)

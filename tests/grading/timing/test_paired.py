@@ -99,6 +99,15 @@ def test_of_a_baseline_that_is_known_to_be_slow_no_call_is_wasted() -> None:
     assert paired.log_ratio == pytest.approx(math.log(18), abs=0.02)
 
 
+@pytest.mark.parametrize("known", [0.0, 40_000.0])
+def test_one_call_of_a_slow_baseline_is_beside_several_of_a_fast_kernel(known: float) -> None:
+    """One call of 17 us is cold, and late where the host is: it would be off by any factor."""
+    slow, fast = Counts(40_000.0, 0.0, 1), Counts(17.0, 0.0, 2)
+    paired = clock.pair(slow, fast, about_us=known)
+    assert fast.calls >= clock.BLOCK * (paired.pairs - 1) and slow.calls <= paired.pairs + clock.BLOCK - 1
+    assert paired.log_ratio == pytest.approx(math.log(40_000 / 17), abs=0.03)
+
+
 @pytest.mark.parametrize("candidate_us", [400.0, 25.0])
 def test_who_is_far_from_eager_is_measured_less_and_checked_all_the_same(candidate_us: float) -> None:
     for seed in range(20):
@@ -189,6 +198,7 @@ def test_graphs_hold_a_number_of_calls_that_nobody_knows(monkeypatch) -> None:
     assert {side.capture(1 << 30) for _ in range(9)} == {contestants.SLOTS}, "what fits into memory"
     assert {side.capture(1 << 10, 90_000.0) for _ in range(9)} == {contestants.SLOTS}, "what takes no second of everybody's time"
     assert max(side.capture(1 << 10, 2_000.0) for _ in range(60)) == 15
+    assert max(side.capture(1 << 10, 2_000.0, TRAINING.graph_us) for _ in range(60)) == 7
 
 
 @pytest.mark.parametrize("us", [10.0, 9_000.0, 30_000.0])
