@@ -16,10 +16,12 @@ def _case(axes, mode, size=None, align=None, scale=None, **more):
 
 
 def _any_size(p, s, **more):
+    # Where an axis gets twice its length, torch's nearest pixel is that of the factor 2, whatever the factor is: no factor here
+    # does that to two pixels or more. And no position is a whole number, on whose fp32 rounding the nearest pixel would depend.
     mode = p.among("nearest", "bilinear", "bicubic")
     size = (p.whole(1, 25), p.among(p.whole(1, 25), p.whole(140, 150) if s["N"] < 9 else 25))
     scaled = p.chance(0.4)
-    return p.like(s, {"mode": mode, "size": None if scaled else size, "scale_factor": p.among(1.7, 2.3, 0.7) if scaled else None,
+    return p.like(s, {"mode": mode, "size": None if scaled else size, "scale_factor": p.among(1.709, 2.571, 0.713) if scaled else None,
                       "align_corners": None if mode == "nearest" else p.among(None, True, False)}, **more)  # fmt: skip
 
 
@@ -77,7 +79,7 @@ def interpolate(input, size=None, scale_factor=None, mode="nearest", align_corne
     mode "bicubic": q = (i + 0.5) * r - 0.5 without the maximum, four pixels floor(q) - 1 .. floor(q) + 2, each index
     clamped to [0, n - 1], weighted by the cubic convolution kernel with a = -0.75.
     align_corners True (None means False) replaces q by i * (n - 1) / (o - 1), or 0 where o = 1, also with scale_factor.
-    No antialiasing. With scale_factor no tested axis keeps its length. fp32 throughout. The result is a new tensor;
-    input may have any strides; N may be 0.
+    No antialiasing. With scale_factor no tested axis keeps its length, and only f = 2 doubles one. fp32 throughout. The
+    result is a new tensor; input may have any strides; N may be 0.
     """
     return F.interpolate(input, size, scale_factor, mode, align_corners)

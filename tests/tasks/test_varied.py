@@ -49,6 +49,39 @@ def test_arguments_that_name_axes_or_classes_fit_what_is_drawn(name: str) -> Non
             assert reference.expect(task, case, inputs.draw(task, case, k), exact=False).native, case.label()
 
 
+def test_torchs_nearest_pixels_are_those_of_the_contract() -> None:
+    """With factor 2.3 two pixels became four, and torch took the pixels of factor 2; pixel 10 was at position 22.9999996 or 23."""
+    task, seen = load_task("spatialops/interpolate"), 0
+    for k in range(150):
+        for case in derived_cases.derive(task, b"%d" % k, "train"):
+            factor = case.args.get("scale_factor")
+            if case.args["mode"] != "nearest" or factor is None:
+                continue
+            x = inputs.draw(task, case, k)["input"]
+            given = reference.expect(task, case, {**case.args, "input": x}).native[0]
+            # A kernel may have the ratio in fp64, round it to fp32, or divide 1 by the rounded factor.
+            for ratio in (torch.tensor(1 / factor, dtype=torch.float64), torch.tensor(1 / factor), 1 / torch.tensor(factor)):
+                right = x
+                for axis in (2, 3):
+                    n = x.shape[axis]
+                    places = (torch.arange(int(n * factor)) * ratio).floor().long()
+                    right = right.index_select(axis, places.clamp_max(n - 1))
+                assert torch.equal(given, right), case.label()
+            seen += 1
+    assert seen > 15
+
+
+def test_no_least_squares_system_is_almost_singular() -> None:
+    """With a condition of 10**5 the errors of two right kernels differed by more than the tolerance."""
+    task, square = load_task("fusion/fused_qr_solve"), 0
+    for k in range(300):
+        case = derived_cases.derive(task, b"%d" % k, "train")[0]
+        if case.axes["m"] < 6:
+            square += case.axes["m"] == case.axes["n"]
+            assert float(torch.linalg.cond(inputs.draw(task, case, k)["A"].double()).max()) < 10, case.label()
+    assert square > 10
+
+
 @pytest.mark.parametrize("name", [t for t in task_ids() if load_task(t).takes])
 def test_a_secret_repeats_its_cases_and_another_secret_draws_others(name: str) -> None:
     task = load_task(name)

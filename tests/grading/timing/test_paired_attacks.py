@@ -23,6 +23,7 @@ from kbx_env.grading.runtime.untrusted import GradingAborted
 from kbx_env.grading.timing import contestants as sides
 from kbx_env.grading.timing import gpu_lock, paired, roofline
 from kbx_env.grading.timing.telemetry import Reading
+from kbx_env.options import PRECISIONS
 from kbx_env.outcome import Timing, Verdict
 from kbx_env.spec.catalog import load_task
 from kbx_env.spec.task import Case
@@ -54,7 +55,8 @@ def time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a model")
 
     def run(
-        make: Entry, cases: tuple[Case, ...] = CASES, task: Any = TASK, eager_us: Callable[[], float] = lambda: 3.0
+        make: Entry, cases: tuple[Case, ...] = CASES, task: Any = TASK, eager_us: Callable[[], float] = lambda: 3.0,
+        precision: str = "report",
     ) -> Timing:  # fmt: skip
         monkeypatch.setattr(compulsory_work, "fitting", lambda *_: cases)
         plain = task.reference
@@ -65,7 +67,8 @@ def time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
             return result
 
         monkeypatch.setattr(sides.EagerContestant, "__init__", _eager(eager))
-        return paired.time_task(task, FakeTalk(task, device, make(device), request.param))  # type: ignore[arg-type]
+        talk = FakeTalk(task, device, make(device), request.param)
+        return paired.time_task(task, talk, precision=precision)  # type: ignore[arg-type]
 
     def _eager(function: Any) -> Any:
         def init(self: Any, task: Any, case: Case, where: str, watch: Stopwatch) -> None:
@@ -209,15 +212,19 @@ def short_graph(device: FakeDevice) -> Callable[..., Any]:
     return entry
 
 
+both_precisions = pytest.mark.parametrize("precision", PRECISIONS)
+
+
+@both_precisions
 @pytest.mark.parametrize(
     ("make", "says"),
     [(memo, "timed call wrong"), (returned_again, "timed call wrong"), (side_stream, "timed call wrong"),
      (thread, "timed call wrong"), (short_graph, "captured call wrong")],
 )  # fmt: skip
-def test_a_trick_is_told(time: Callable[..., Timing], make: Entry, says: str) -> None:
+def test_a_trick_is_told(time: Callable[..., Timing], make: Entry, says: str, precision: str) -> None:
     try:
         with pytest.raises(GradingAborted, match=says) as stop:
-            time(make)
+            time(make, precision=precision)
     finally:
         torch.Tensor.copy_ = _copy  # type: ignore[method-assign]
     assert stop.value.verdict is Verdict.INCORRECT
@@ -405,9 +412,10 @@ def lies_where_it_is_slow(device: FakeDevice) -> Callable[..., Any]:
     return entry
 
 
-def test_who_is_slow_is_audited_too(time: Callable[..., Timing]) -> None:
+@both_precisions
+def test_who_is_slow_is_audited_too(time: Callable[..., Timing], precision: str) -> None:
     with pytest.raises(GradingAborted, match="claims 7 us a call"):
-        time(lies_where_it_is_slow)
+        time(lies_where_it_is_slow, precision=precision)
 
 
 def slow_every_other_call(device: FakeDevice) -> Callable[..., Any]:
@@ -423,7 +431,10 @@ def slow_every_other_call(device: FakeDevice) -> Callable[..., Any]:
     return entry
 
 
-def test_who_calls_its_slow_calls_late_is_told_by_the_audit(time: Callable[..., Timing], monkeypatch) -> None:
+@both_precisions
+def test_who_calls_its_slow_calls_late_is_told_by_the_audit(
+    time: Callable[..., Timing], monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
     # A submission shares its process with the stopwatch, so which of its calls were late is a claim.
     real = Stopwatch.measure
 
@@ -433,7 +444,7 @@ def test_who_calls_its_slow_calls_late_is_told_by_the_audit(time: Callable[..., 
 
     monkeypatch.setattr(Stopwatch, "measure", claiming)
     with pytest.raises(GradingAborted, match="claims 2 us a call"):
-        time(slow_every_other_call, CASES[:1])
+        time(slow_every_other_call, CASES[:1], precision=precision)
 
 
 def late(device: FakeDevice) -> Callable[..., Any]:
@@ -443,7 +454,7 @@ def late(device: FakeDevice) -> Callable[..., Any]:
     def entry(x: torch.Tensor) -> torch.Tensor:
         y = device.new(x)
         calls[0] += device.capturing is None
-        if device.capturing is not None or calls[0] <= 12 + 13 * a_round:
+        if device.capturing is not None or calls[0] <= 10 + 13 * a_round:
             noisy = device.capturing is None and 20 < calls[0] < 60
             device.launch(work(x, y), 4.0 if noisy else 2.0)
         else:
@@ -465,8 +476,8 @@ def now_and_then(device: FakeDevice) -> Callable[..., Any]:
         y = device.new(x)
         if device.capturing is None:
             calls[0] += 1
-            turn, call = divmod((calls[0] - 8) % a_round - paired.SLOTS, paired.BLOCK + 1)
-            if calls[0] > 7 and turn >= 0 and 1 <= call <= 4:
+            turn, call = divmod((calls[0] - 6) % a_round - paired.SLOTS, paired.BLOCK + 1)
+            if calls[0] > 5 and turn >= 0 and 1 <= call <= 4:
                 device.launch(lambda: None, 0.05)
                 return y
         device.launch(work(x, y))
