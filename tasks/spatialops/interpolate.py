@@ -21,7 +21,8 @@ def _any_size(p, s, **more):
     mode = p.among("nearest", "bilinear", "bicubic")
     size = (p.whole(1, 25), p.among(p.whole(1, 25), p.whole(140, 150) if s["N"] < 9 else 25))
     scaled = p.chance(0.4)
-    return p.like(s, {"mode": mode, "size": None if scaled else size, "scale_factor": p.among(1.709, 2.571, 0.713) if scaled else None,
+    factor = p.among(1.709, 2.571, 0.713) if scaled else None
+    return p.like(s, {"mode": mode, "size": None if scaled else size, "scale_factor": factor,
                       "align_corners": None if mode == "nearest" else p.among(None, True, False)}, **more)  # fmt: skip
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from kbx_env.grading import inputs
+from kbx_env.grading.context import REPEATED_SHARE, SAMPLED_ELEMENTS, GradingContext
+from kbx_env.grading.record import OutcomeBuilder
+from kbx_env.options import GradeOptions
 from kbx_env.spec.catalog import load_task
 
 
@@ -59,3 +63,17 @@ def test_a_single_element_of_one_tensor_changes() -> None:
         assert len(changed["A"]) + len(changed["B"]) == 1
         places.add(str(changed))
     assert len(places) >= 25
+
+
+@pytest.mark.parametrize("name", ["math/reciprocal", "activation/relu", "optimizer/Lion", "linearalgebra/det"])
+def test_one_of_the_cases_that_are_called_again_is_large_if_it_can_be(name: str) -> None:
+    """A memo that compares eight samples of the values was paid where all of these cases were small."""
+    task = load_task(name)
+    for secret in range(40):
+        builder = OutcomeBuilder(task, "cpu", "contract", "", {})
+        context = GradingContext(task, b"", GradeOptions(backend="cpu"), b"%d" % secret, None, (), builder)  # type: ignore[arg-type]
+        context.select_cases()
+        sizes = [c.elements() for c in context.cases]
+        left = REPEATED_SHARE * sum(sizes)
+        fitting = [n for n, telling in zip(sizes, context.telling, strict=True) if telling and n <= left]
+        assert context.repeated and max(sizes[i] for i in context.repeated) >= min(SAMPLED_ELEMENTS, max(fitting))
