@@ -39,7 +39,7 @@ REPEATED_SHARE = 1 / 12
 """Share of the elements of all cases that these cases have at most, so that gradings take hardly longer."""
 SAMPLED_ELEMENTS = 1000
 """One of these cases has at least so many elements, if it can: who remembers results by samples of the values meets a change of
-one element by chance in a small case. With 3 cases of any size, 1 in 40 gradings had only small ones for a memo with 8 samples."""
+one element by chance in a small case. With three cases of any size, 1 in 60 gradings paid a memo with eight samples."""
 VISIBLE = 1e-3
 """Relative difference of two results that every judge of fp32 results sees."""
 LARGE_CHANCE = 1 / 8
