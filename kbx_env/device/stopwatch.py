@@ -143,7 +143,7 @@ class Stopwatch:
         """Make the warm-up calls; autotuning happens here, outside every timed region.
 
         Returns:
-            ``call_seconds``, the time of one call, with the host's part.
+            ``call_seconds``, the median time of one call in seconds, with the host's part.
         """
         assert self._call is not None
         if not self._flush:
@@ -151,7 +151,7 @@ class Stopwatch:
         host, total = list[float](), list[float]()
         self._call(self._slots[0])
         self._settle()
-        # One warm-up call is enough for all slots: before the first timed call ``shuffle`` calls each of them.
+        # One warm-up call is enough for all slots: ``shuffle`` calls each of them again before blocks of several calls.
         for slot in self._slots:
             before = self._now()
             self._call(slot)

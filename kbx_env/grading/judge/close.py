@@ -164,6 +164,9 @@ def declared_tolerance(truth: Close, dtype: torch.dtype, exact: torch.Tensor, si
         dtype: of the answer.
         exact: the exact answer, fp64.
         size: as in ``Row``.
+
+    Returns:
+        The scale of the elements, and the tolerance in units of eps(dtype) times that scale.
     """
     return _Scale.of(truth.scale, exact, size), _declared(truth, dtype)
 

@@ -160,12 +160,12 @@ def pair(
                 drawn = [windows.pick(rng) for _ in range(len(order) + 1)]
             # The contestants alternate in going first, so that a drift of the clock frequency favours neither.
             if index % 2:
-                candidate_us = _block(candidate, candidate_block, order, drawn, moved)
+                candidate_us = _measure_block(candidate, candidate_block, order, drawn, moved)
                 start += _checked(check, order[:candidate_block], drawn)
-                eager_us = _block(eager, eager_block, order, drawn, moved)
+                eager_us = _measure_block(eager, eager_block, order, drawn, moved)
             else:
-                eager_us = _block(eager, eager_block, order, drawn, moved)
-                candidate_us = _block(candidate, candidate_block, order, drawn, moved)
+                eager_us = _measure_block(eager, eager_block, order, drawn, moved)
+                candidate_us = _measure_block(candidate, candidate_block, order, drawn, moved)
                 start += _checked(check, order[:candidate_block], drawn)
             taken += 1
             eager_calls += eager_us
@@ -221,7 +221,7 @@ def _calls(us: float) -> int:
     return max(1, min(BLOCK, int(SLOW_US / max(us, 1.0))))
 
 
-def _block(
+def _measure_block(
     contestant: Contestant, calls: int, order: Sequence[int], drawn: Sequence[Window] | None, moved: bool
 ) -> list[float]:  # fmt: skip
     """Time the first calls of a block.
