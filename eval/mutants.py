@@ -1,6 +1,7 @@
 """Changes the experts in small ways and lists the changes that the grader does not notice.
 
     python eval/mutants.py [--tasks GLOBS] [--per-task N] [--seed N] [--workers N] [--without derived] [--json FILE]
+    python eval/mutants.py --every [--seconds S] [--workers N] [--json FILE]
     python eval/mutants.py --table FILE [FILE ...]
 
 A mutant is an expert with one change: a constant, a comparison, a sign, a mask, a dtype, a stride, or a branch that is
@@ -8,8 +9,8 @@ always or never taken. A mutant that is judged correct *survives*: no case tests
 that makes no difference is *equivalent* (a block size, a fast path) if ``eval/equivalent_mutants.json`` lists the change
 with the reason; a listed change that the grader refuses counts as killed. A survivor whose place in the source no case
 executes is not counted: replaced by an error, it is still judged correct. Mutants depend on seed and task alone.
-``--without derived`` grades the declared cases only. ``FILE`` gets one JSON object a line; an interrupted run goes on
-where its file ends.
+``--without derived`` grades the declared cases only. ``--every`` takes all mutants, each change of a function that
+experts share first in one of them. ``FILE`` gets one JSON object a line; an interrupted run goes on where its file ends.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ import ast
 import fnmatch
 import functools
 import json
+import math
 import random
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -311,13 +313,30 @@ def _work(job: tuple[str, str, Mutant, tuple[str, ...]]) -> dict[str, Any]:
 
 
 def _jobs(
-    pattern: str, count: int, seed: int, without: tuple[str, ...]
+    pattern: str, count: int | None, seed: int, without: tuple[str, ...]
 ) -> Iterator[tuple[str, str, Mutant, tuple[str, ...]]]:
+    """Yield the jobs of the workers; a ``count`` of ``None`` is every mutant, in an order that the seed decides."""
+    jobs = []
     for task in load_tasks(pattern=pattern):
         text = expert_source(task.id)
         if text is not None:
-            for mutant in chosen(task.id, text, count, seed):
-                yield task.id, text, mutant, without
+            found = mutants(text) if count is None else chosen(task.id, text, count, seed)
+            jobs += [(task.id, text, mutant, without) for mutant in found]
+    if count is not None:
+        yield from jobs
+        return
+    random.Random(seed).shuffle(jobs)
+    seen: set[tuple[str, str, str, str]] = set()
+    again = []
+    for job in jobs:
+        m = job[2]
+        change = m.function, m.code, m.before, m.after
+        if change in seen:
+            again.append(job)
+        else:
+            seen.add(change)
+            yield job
+    yield from again
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -369,6 +388,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tasks", default="*", help="globs over task ids, comma-separated")
     parser.add_argument("--per-task", type=int, default=4, help="mutants of each expert")
+    parser.add_argument("--every", action="store_true", help="all mutants instead of --per-task")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after these seconds")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of mutants")
     parser.add_argument("--workers", type=int, default=1, help="gradings at a time")
     parser.add_argument("--without", action="append", default=[], help="a defence layer to leave out, such as derived")
@@ -378,18 +399,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.table:
         print(table([json.loads(line) for file in options.table for line in file.read_text().splitlines()]))
         return 0
-    jobs = list(_jobs(options.tasks, options.per_task, options.seed, tuple(options.without)))
+    count = None if options.every else options.per_task
+    jobs, begun = list(_jobs(options.tasks, count, options.seed, tuple(options.without))), time.monotonic()
     rows: list[dict[str, Any]] = []
     if options.json and options.json.exists():
         rows = [json.loads(line) for line in options.json.read_text().splitlines()]
         done = {(r["task"], r["start"], r["after"]) for r in rows}
         jobs = [j for j in jobs if (j[0], j[2].start, j[2].after) not in done]
     with ProcessPoolExecutor(options.workers) as pool:
-        for row in track(pool.map(_work, jobs), "mutants", len(jobs)):
+        # As they end, not in order: a changed loop may take a minute.
+        running = [pool.submit(_work, job) for job in jobs]
+        for future in track(as_completed(running), "mutants", len(jobs)):
+            row = future.result()
             rows.append(row)
             if options.json:
                 with options.json.open("a") as file:
                     file.write(json.dumps(row) + "\n")
+            if time.monotonic() - begun > options.seconds:
+                pool.shutdown(wait=False, cancel_futures=True)
+                break
     print(table(rows))
     return 0
 

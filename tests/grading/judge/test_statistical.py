@@ -258,6 +258,20 @@ def test_binomial_law_up_close() -> None:
     assert "successes came" in str(samples._binomial(args, rounded, g))
 
 
+def test_a_sample_beyond_all_chances_is_not_outside_the_distribution() -> None:
+    """A sampler in fp32 gives one in some millions; the fp64 sums of its chances pass 1 by rounding."""
+    n, g = 300, torch.Generator().manual_seed(4)
+    ones, trials = torch.ones(n, dtype=torch.int32), torch.arange(n, dtype=torch.int32) % 60 + 1
+    args = {"input": ones, "other": ones, "total_count": trials, "probs": torch.tensor(0.3)}
+    drawn = torch.binomial(trials.float(), torch.full((n,), 0.3), generator=g)
+    for place in range(n):
+        y = drawn.clone()
+        y[place] = trials[place]
+        numbers = samples._binomial(args, y, g)
+        assert not isinstance(numbers, str)
+        assert not isinstance(samples._uniform(numbers, coarse=True), str)
+
+
 def test_a_pool_shows_between_cases() -> None:
     """Cases read windows of one pool: within a case they do not meet, between cases they do."""
     ring = plain(torch.Generator().manual_seed(1), 1 << 17)
