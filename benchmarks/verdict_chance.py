@@ -2,8 +2,8 @@
 
     python benchmarks/verdict_chance.py OUT.json [--times N] [--seconds S] [--workers N] [--only GLOB] [--kinds KIND ...]
 
-Each grading draws its inputs anew from a secret seed. A correct kernel that is refused once in a hundred gradings, and an attack that
-is paid once in a hundred, are not seen when each is graded once. Exit status 1 if one was.
+Each grading draws its inputs anew from a secret seed. A correct kernel that is refused once in a hundred gradings, and an attack
+that is paid once in a hundred, are not seen when each is graded once. Exit status 1 if one was.
 """
 
 from __future__ import annotations

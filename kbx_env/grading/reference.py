@@ -78,13 +78,16 @@ def resolve(
     out: dict[str, Any] = {}
     for name, value in args.items():
         if isinstance(value, torch.Tensor):
-            flat = _span(value).to(device, copy=True)
-            if exact and value.dtype.is_floating_point:
-                flat = flat.to(torch.float64)
-            elif exact and value.dtype.is_complex:
-                flat = flat.to(torch.complex128)
-            elif upcast is not None and value.dtype in HALVES:
-                flat = flat.to(upcast)
+            dtype = value.dtype
+            if exact and dtype.is_floating_point:
+                dtype = torch.float64
+            elif exact and dtype.is_complex:
+                dtype = torch.complex128
+            elif upcast is not None and dtype in HALVES:
+                dtype = upcast
+            # One copy of large tensors, not a copy and a conversion; between devices torch would convert on the slower one.
+            same = value.device.type == torch.device(device).type
+            flat = _span(value).to(device, dtype if same else value.dtype, copy=True).to(dtype)
             out[name] = flat.as_strided(value.shape, value.stride())
         elif isinstance(value, DtypeArg):
             dtype = DTYPES[value.name]
@@ -239,6 +242,7 @@ def expect(
     generator_seed: int = 0,
     native: Expected | None = None,
     known: Expected | None = None,
+    resolved: Mapping[str, Any] | None = None,
 ) -> Expected:
     """Evaluate the reference.
 
@@ -254,6 +258,7 @@ def expect(
         generator_seed: seeds the ``torch.Generator`` arguments.
         native: torch's own answer, if it was computed before, perhaps on another device; it is moved to ``device``.
         known: the exact answer, from ``exact_answer`` for the same call.
+        resolved: ``args`` in fp64, from ``resolve``, where several evaluations share them and the task writes none of them.
 
     Returns:
         The answers, on ``device``.
@@ -265,8 +270,9 @@ def expect(
         if known is not None:
             outputs, written = known.outputs, dict(known.written)
         elif exact:
-            resolved = resolve(args, device, exact=True, generator_seed=generator_seed)
-            truth = _run(task, case, resolved, keep, rounding, truth=True)
+            if resolved is None:
+                resolved = resolve(args, device, exact=True, generator_seed=generator_seed)
+            truth = _run(task, case, dict(resolved), keep, rounding, truth=True)
             outputs, written = truth.outputs, truth.written
     return Expected(
         outputs=outputs, native=own.outputs, written=written, native_written=own.written,

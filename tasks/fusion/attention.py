@@ -4,7 +4,7 @@ import torch
 from kbx_env.tasks._varied import LARGE, SHARE, TINY, longs, plain, sizes
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, task
+from kbx_env.spec.task import Case, Cost, Normal, Outlier, Paper, T, Uniform, task
 
 HALF = {"q": "f16", "k": "f16", "v": "f16"}
 CAUSAL = {"causal": True}
@@ -56,12 +56,15 @@ def _eager(q, k, v, causal=False, softmax_scale=None, *, out=None):
             out=True,
             draw=Normal(),
         ),
-        # Large tensors, in one case with more queries than a block has: kernels choose other blocks.
+        # Large tensors, in one case with more queries than a block has: kernels choose other blocks. There all scores are
+        # negative, so that a key beyond the last one, whose score would be 0, takes most of the weight.
         *(
-            sizes(make, lambda p, s, causal=causal: {"causal": causal, "softmax_scale": None}, where=plain, dtypes=dtypes)
-            for make, causal, dtypes in (
-                (lambda p: {"B": 4, "H": 8, "S": p.whole(129, 140), "D": 128}, False, HALF),
-                (lambda p: {"B": 64, "H": 8, "S": p.whole(17, 20), "D": p.whole(61, 64)}, True, {}),
+            sizes(make, lambda p, s, causal=causal: {"causal": causal, "softmax_scale": None}, where=plain, dtypes=dtypes,
+                  draws=draws)
+            for make, causal, dtypes, draws in (
+                (lambda p: {"B": 4, "H": 8, "S": p.whole(129, 140), "D": 128}, False, HALF,
+                 {"q": Uniform(0.1, 1.5), "k": Uniform(-1.5, -0.1)}),
+                (lambda p: {"B": 64, "H": 8, "S": p.whole(17, 20), "D": p.whole(61, 64)}, True, {}, {}),
             )
         ),
         *(

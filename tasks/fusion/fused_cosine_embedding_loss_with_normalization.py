@@ -34,6 +34,11 @@ ALIKE = {"draw": Uniform(-0.3, 1)}
         Case(
             {"N": 20, "D": 9}, {"margin": -0.4} | NONE, draws={"input1": Choice(0.0, 3.0, -4.0), "input2": Constant(0)}
         ),
+        # Rows shorter than 1e-12, of one input at a time.
+        Case({"N": 20, "D": 9}, {"margin": -0.4} | NONE, draws={"input1": Choice(0.0, 2e-13, -3e-13)}),
+        Case({"N": 20, "D": 9}, {"margin": -0.4} | NONE, draws={"input2": Choice(0.0, 2e-13, -3e-13)}),
+        # More than 2**19 elements, in rows longer than a block: kernels take another path.
+        Case({"N": 129, "D": 4111}, {"margin": 0.2} | NONE, **ALIKE),
         Case({"N": 60, "D": 2}, {"margin": 0.3} | NONE, draw=Choice(0.0, 0.25, -2.0, 700.0)),
         Case({"N": 33, "D": 65}, {"margin": 0.2}, layouts={"input1": "transposed"}, **ALIKE),
         Case({"N": 40, "D": 31}, NONE, layouts={"input1": "strided", "input2": "transposed", "target": "strided"}),

@@ -43,6 +43,8 @@ WEIGHT = ("weight",)
         Case({"B": 33, "C": 1001}, {"label_smoothing": 1.0} | NONE, draw=Normal(scale=3)),
         Case({"B": 64, "C": 130}, NONE, draw=Normal(scale=1e4)),
         Case({"B": 1, "C": 9001}, {"label_smoothing": 0.2}, given=WEIGHT),
+        # More than 2**19 elements, in rows longer than a block: kernels take another path.
+        Case({"B": 59, "C": 9001}, {"label_smoothing": 0.2}, given=WEIGHT),
         Case({"B": 40, "C": 50}, {"dim": 0} | NONE, draw=Outlier(0.01, 20)),
         Case({"B": 90, "C": 33}, {"dim": 0, "label_smoothing": 0.2}, given=WEIGHT, draws=IGNORED),
         Case({"B": 1200, "C": 5}, {"dim": 0} | SUM, draw=Normal(scale=300)),

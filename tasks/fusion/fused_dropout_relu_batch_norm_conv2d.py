@@ -3,10 +3,10 @@
 import torch.nn.functional as F
 from kbx_env.tasks._conv import FLOPS, LEAST, READS, TAKES, TF32, conv_cases, conv_timed
 from kbx_env.tasks._seams import dropout
-from kbx_env.tasks._varied import convs, large_conv_result
+from kbx_env.tasks._varied import convs, large_conv_result, sizes
 
 from kbx_env.spec.criteria import Close, Dropout
-from kbx_env.spec.task import Case, Choice, Constant, Cost, Paper, task
+from kbx_env.spec.task import Case, Choice, Constant, Cost, Normal, Paper, task
 
 
 @task(
@@ -30,7 +30,16 @@ from kbx_env.spec.task import Case, Choice, Constant, Cost, Paper, task
             },
         ),
     ),
-    varied=(*convs(lambda p: {"training": False, "p": p.real(0, 1)}), *large_conv_result(lambda p: {"training": False})),
+    varied=(
+        *convs(lambda p: {"training": False, "p": p.real(0, 1)}),
+        *large_conv_result(lambda p: {"training": False}),
+        # A large image of few channels: kernels take another path for a short sum, here of 18 products.
+        *sizes(
+            lambda p: {"N": 1, "C": 3, "D": 3, "H": 419, "W": 421, "O": 5, "R": 2, "S": 3},
+            lambda p, s: {"training": False, "stride": (17, 16), "padding": (1, 2), "dilation": (2, 1), "groups": 1},
+            draw=Normal(), draws={},
+        ),
+    ),
     timed=conv_timed(),
 )
 def fused_dropout_relu_batch_norm_conv2d(

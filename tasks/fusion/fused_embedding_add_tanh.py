@@ -46,8 +46,10 @@ def _cancelled(p):
         _case((40, 30), (20, 33), (30, 1), draw=Normal(scale=0.3)),
         _case((4, 16), (128, 64), (16, 64), {"max_norm": 7.5}),
         _case((50,), (9, 130), (50, 130), {"max_norm": 2.0, "norm_type": 1.0}),
-        _case((7, 11), (30, 17), (1, 1), {"max_norm": 3.0, "norm_type": 3.5}, draw=Outlier()),
+        _case((7, 11), (30, 17), (1, 1), {"max_norm": 3.0, "norm_type": 3.0}, draw=Outlier()),
         _case((300,), (4, 2), (300, 2), {"max_norm": 0.5}),
+        # Norms so small that the 1e-7 beside them counts.
+        _case((9,), (20, 3), (9, 3), {"max_norm": 5e-7}, draws={"weight": Uniform(1e-6, 4e-6)}),
         _case((5,), (6, 5000), (5, 5000), {"max_norm": 60.0}),
         _case((), (10, 70), (70,), {"max_norm": 4.0, "padding_idx": 2}),
         _case((6, 5), (40, 31), (6, 5, 31), {"max_norm": 5.0, "scale_grad_by_freq": True, "sparse": True},

@@ -34,6 +34,9 @@ def _sized(m, n, k, *batch):
         Case(_sized(64, 7, 3)),
         Case(_sized(33, 33, 5), draws={"A": FALLING}),
         Case(_sized(29, 1, 4, 3)),
+        # One element of each column is far above the others. A reflection that does not move it away from zero cancels it.
+        Case(_sized(5, 2, 3), draws={"A": Literal(-1, 2e-4, 1e-4, -1, 1e-4, -1e-4, -1e-4, 1e-4, 1e-4, 2e-4)}),
+        Case(_sized(5, 2, 3), draws={"A": Literal(1, 2e-4, 1e-4, 1, 1e-4, -1e-4, -1e-4, 1e-4, 1e-4, 2e-4)}),
         Case(_sized(20, 12, 5, 2, 2)),
         Case(_sized(31, 15, 40), draws={"A": FALLING}),
         Case(_sized(24, 10, 5, 2)),

@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._conv import FLOPS, LEAST, TAKES, TF32, conv_cases, conv_timed
-from kbx_env.tasks._varied import convs
+from kbx_env.tasks._varied import LARGE_IMAGE, convs
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Cost, Paper, task
@@ -31,18 +31,27 @@ POOLED = " * ".join((
         {"pool_kernel_size": 3, "pool_stride": 2, "pool_ceil_mode": True, "inplace": True},
         {"pool_kernel_size": 2, "pool_stride": (3, 2), "pool_dilation": 2},
         {"pool_kernel_size": (2, 3), "pool_stride": 2, "pool_padding": 1, "pool_ceil_mode": True},
+        # Of an odd number of rows: the last window would begin where the padding does, and is dropped.
+        {"pool_padding": 1, "pool_ceil_mode": True},
         prefix="conv_",
     ),
-    varied=convs(
-        lambda p: {
-            "pool_kernel_size": p.among(2, 3, 4, (2, 4), (4, 3)),
-            "pool_stride": p.among(None, 1, (2, 1)),
-            "pool_padding": p.among(0, 1, (0, 1), (1, 0)),
-            "pool_dilation": p.among(1, 1, (1, 2)),
-            "pool_ceil_mode": p.chance(),
-        },
-        prefix="conv_",
-        least=8,
+    varied=(
+        *convs(
+            lambda p: {
+                "pool_kernel_size": p.among(2, 3, 4, (2, 4), (4, 3)),
+                "pool_stride": p.among(None, 1, (2, 1)),
+                "pool_padding": p.among(0, 1, (0, 1), (1, 0)),
+                "pool_dilation": p.among(1, 1, (1, 2)),
+                "pool_ceil_mode": p.chance(),
+            },
+            prefix="conv_",
+            least=8,
+        ),
+        # Of large images, with fewer channels than a block has; windows reach beyond all sides.
+        *convs(
+            prefix="conv_",
+            long=(LARGE_IMAGE | {"C": 20, "D": 20, "H": 166, "W": 166}, LARGE_IMAGE | {"C": 5, "D": 5, "H": 331, "W": 331}),
+        ),
     ),
     timed=conv_timed("conv_"),
 )

@@ -2,7 +2,7 @@
 
 import torch
 from kbx_env.tasks._cases import pointwise, stream
-from kbx_env.tasks._varied import ENDS, elementwise
+from kbx_env.tasks._varied import ENDS, elementwise, plain
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, Ints, Literal, Normal, Paper, T, task
@@ -32,6 +32,8 @@ LONG = {"input": "i64"}
     ),
     varied=(
         elementwise(),
+        # Many axes, none of them of length 1.
+        lambda p: p.like({"*": tuple(p.whole(2, 3) for _ in range(6))}, {"inplace": False}, where=plain, out=True),
         elementwise(lambda p: {"inplace": False}, out=True, low=2, dtypes={"input": "i64"}, draw=ENDS),
     ),
     timed=stream(),

@@ -35,7 +35,7 @@ def _columns(p):
 
 def _almost_certain(p):
     # One of few values is far above the others, and is not repeated: its logarithm is near zero.
-    shape = (p.whole(50, 70), p.whole(2, 3))
+    shape = (p.whole(1100, 1200), p.whole(2, 3))  # also: many lines
     return p.like({"*": shape, "R": 1}, {"dim": 1, "repeats": 1, "output_size": None}, where=lambda c: "repeats" in c.args,
                   draw=Normal(scale=8), out=True)  # fmt: skip
 
@@ -47,8 +47,14 @@ def _beyond_exp(p):
 
 def _long_lines(p):
     # Kernels share long lines between programs if the tensor is large.
-    return p.like({"*": (16, LONG_LINE + p.whole(1, 900)), "R": 1}, {"dim": 1, "repeats": 1, "output_size": None},
+    # Five copies: neither one, nor a power of two.
+    return p.like({"*": (16, LONG_LINE + p.whole(1, 900)), "R": 1}, {"dim": 1, "repeats": 5, "output_size": None},
                   where=lambda c: "repeats" in c.args, draw=Normal(scale=3))  # fmt: skip
+
+
+def _long_columns(p):
+    # The same of columns: with 512 elements kernels share each between two programs.
+    return _repeated(p, (32, 512, p.whole(36, 60)), 1)
 
 
 def _near_zero(p):
@@ -96,7 +102,8 @@ def _repeated(p, shape, at, draw=Normal(scale=3)):
         _case((300, 17), (300,), 0, F64),
         _case((5, 37, 6), (37,), 1, draw=Normal(mean=50, scale=20)),
         _case((5, 37, 6), 7, -2, {"output_size": 259}),
-        _case((6, 40), (40,), 1, {"output_size": 60}, draws=CYCLE),
+        # In many lines the largest value is not repeated, and so far above the others that their exponentials vanish beside it.
+        _case((64, 40), (40,), 1, {"output_size": 60}, draw=Normal(scale=1000), draws=CYCLE),
         _case((40001,), 2, 0, draw=Normal(scale=3)),
         _case((3, 20011), (20011,), 1),
         _case((33, 65), 2, 0, layouts={"input": "transposed"}),
@@ -109,7 +116,7 @@ def _repeated(p, shape, at, draw=Normal(scale=3)):
         _case((7, 5, 101), (101,), -1, held=True),
         _case((29, 6, 7), 4, 0, held=True),
     ),
-    varied=(_small, _long, _columns, _long_lines, _almost_certain, _near_zero, _beyond_exp),
+    varied=(_small, _long, _columns, _long_lines, _long_columns, _almost_certain, _near_zero, _beyond_exp),
     timed=(
         *(_case((1 << k,), 2, 0) for k in (23, 26)), _case((16384, 4096), 2, 1),
         _case((8192, 4096), (8192,), 0, {"output_size": 12288}, draws=CYCLE),

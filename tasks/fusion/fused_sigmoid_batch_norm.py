@@ -51,7 +51,8 @@ def _case(n, c, rest, args=None, **more):
               lambda p, s: {"training": p.chance(), "momentum": p.real(0, 1), "eps": p.real(0.001, 0.5)}),
         sizes(longs({"N": (2, 6), "C": (2, 6)}, {"N": 1100, "C": 530}, lambda p, s: {"*": p.among((), (3,))}),
               lambda p, s: {"training": p.chance(0.7)}, where=plain, full=True),
-        sizes(lambda p: {"N": p.whole(2, 3), "C": p.whole(2, 3), "*": (p.whole(4300, 4500),)}, lambda p, s: {"training": True},
+        # More than 2**19 elements: kernels take another path.
+        sizes(lambda p: {"N": p.whole(62, 70), "C": p.whole(2, 3), "*": (p.whole(4300, 4500),)}, lambda p, s: {"training": True},
               where=plain, full=True),
         statistics(),
         moments(),

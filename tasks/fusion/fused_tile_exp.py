@@ -24,6 +24,13 @@ def _tiled(p):
     return p.like({"*": shape, "copies": math.prod(dims)}, {"dims": dims}, out=True)
 
 
+def _many_axes(p):
+    # None of them of length 1.
+    shape = tuple(p.whole(2, 4) for _ in range(5))
+    dims = tuple(p.whole(1, 2) for _ in shape)
+    return p.like({"*": shape, "copies": math.prod(dims)}, {"dims": dims}, out=True)
+
+
 def _sliced(p):
     # Slices of lines that are one element longer: strides of rows and columns are easily confused.
     shape, rows = (p.whole(2, 40), p.whole(2, 40)), p.whole(1, 3)
@@ -53,7 +60,8 @@ def _sliced(p):
         _case((5, 31), (3, 1, 2)),
         _case((4, 3, 5), (2, 3, 4), draw=Normal(-5)),
         _case((1, 33), (50, 1)),
-        _case((2,), (1500,)),
+        # More copies than two for each multiprocessor, and an odd number: they cannot be shared evenly.
+        _case((2,), (2501,)),
         _case((33, 20), (2, 3), layouts={"input": "transposed"}),
         _case((7, 31), (2, 2), layouts={"input": "strided"}),
         _case((6, 77), (2,), out=True),
@@ -65,7 +73,7 @@ def _sliced(p):
         _case((0, 3), (2, 2)),
         _case((3, 5, 41), (2, 1, 3), held=True),
     ),
-    varied=(_tiled, _sliced),
+    varied=(_tiled, _many_axes, _sliced),
     timed=(*(_case((1 << k,), (2,)) for k in (23, 25, 27)), _case((4096, 4096), (2, 3))),
 )  # fmt: skip
 def fused_tile_exp(input, dims, *, out=None):

@@ -59,8 +59,8 @@ def _case(lead, d, k, o, p=0.0, *, out=False, args=None, **more):
         ),
         sizes(
             (
-                lambda p: few_rows(p, "*", "D", "K") | {"O": p.whole(3, 20)},
-                lambda p: few_rows(p, "*", "K", "O") | {"D": p.whole(2, 20)},
+                lambda p: few_rows(p, "*", "D", "K") | {"*": 2, "K": 2 * p.whole(35, 45) + 1, "O": p.whole(3, 20)},
+                lambda p: few_rows(p, "*", "K", "O") | {"*": 1, "D": p.whole(2, 20)},
                 lambda p: large_factor(p, "*", "D", "K") | {"O": p.whole(3, 20)},
                 lambda p: large_factor(p, "*", "K", "O") | {"D": p.whole(2, 20)},
             ),

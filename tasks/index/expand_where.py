@@ -43,7 +43,8 @@ def _expanded(p, shape, cond):
     "a mask of one column, as published, and with a full one.",
     cases=(
         _case((1, 5), (4, 5), (4, 1)),
-        _case((1, 257), (129, 257), (129, 1)),
+        # An axis longer than a block of most kernels.
+        _case((1, 4300), (9, 4300), (9, 1)),
         _case((1, 128), (32, 128), (32, 1), draw=Outlier()),
         _case((64, 1), (64, 130), (64, 130), draws={"cond": Bernoulli(0.9)}),
         _case((33,), (7, 5, 33), (5, 1), (7, 1, 33)),
@@ -56,6 +57,7 @@ def _expanded(p, shape, cond):
         _case((9, 1, 30), (9, 4, 30), (9, 4, 1), layouts={"cond": "strided", "other": "transposed"}),
         _case((2, 3, 1, 5, 1), (2, 3, 4, 5, 6), (3, 1, 1, 6), (2, 1, 4, 1, 6)),
         _case((1, 3), (0, 3), (0, 1)),
+        _case((), (), ()),
         _case((1, 211), (3, 5, 211), (3, 5, 1), held=True),
         _case((13, 1, 7), (13, 19, 7), (19, 7), held=True),
     ),

@@ -44,7 +44,8 @@ def _drawn(p, a, n, b, k):
         _case((64, 128), 0, 16, 3.14),
         _case((64, 130), 1, 33, -2.5, draw=Outlier(scale=20)),
         _case((64, 130), -1, 300, 1, draw=Outlier()),
-        _case((5, 37, 300), 1, 9, 1e-20),
+        # Slices of more than a block, and a number of positions that has a divisor in common with the number of blocks.
+        _case((5, 37, 300), 1, 8, 1e-20),
         _case((9, 3, 4, 31), -2, 2, -7),
         _case((4097,), 0, 1000, 0.1),
         # More positions and more slices than a program takes, where neighbours along the axis are adjacent in memory.

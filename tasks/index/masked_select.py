@@ -60,6 +60,7 @@ def _of_any_dtype(p):
         Case({"*": (300,), "*m": (300,)}, draws={"input": Bernoulli(0.5)}, dtypes={"input": "bool"}),
         Case({"*": (5, 7), "*m": ()}, draws={"mask": Bernoulli(1.0)}),
         Case({"*": (), "*m": (3, 50)}),
+        Case({"*": (), "*m": ()}, draws={"mask": Bernoulli(1.0)}),
         Case({"*": (0,), "*m": (0,)}),
         Case({"*": (7, 1, 301), "*m": (7, 5, 301)}, draws={"mask": Bernoulli(0.3)}, held=True),
     ),

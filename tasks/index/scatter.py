@@ -61,6 +61,7 @@ def _any_axis(p):
         _case((90, 31), (40, 31), 0, layouts={"src": "strided", "input": "strided"}),
         _case((30, 40), (30, 23), 1, draw=Choice(float("nan"), float("-inf"), -0.0, 1e-40, 3.5)),
         _case((6, 7), (0, 7), 0),
+        _case((6, 7), (5, 0), 0),
         _case((7, 211, 13), (6, 100, 12), 1, draws={"index": Ints(0, 211), "src": Constant(-1.5)}, held=True),
         _case((3, 41, 173), (3, 41, 60), 2, (3, 50, 61), layouts={"src": "transposed"}, held=True),
     ),

@@ -31,6 +31,8 @@ def _unit(n):
         Case(_sized(2), draw=Literal(1, 2, 3, 4)),
         Case(_sized(3), COMPLETE, draw=Literal(2, 0, 1, 3, 1, 0, 4)),
         Case(_sized(2, 3), COMPLETE, draw=Literal(1, 2, 3, 4, 0)),
+        # A reflection cancels where little is below the diagonal, unless it takes the sign that makes it larger.
+        Case(_sized(3, 2), draw=Literal(3, 1, 2, 1e-3, 2, -1, -2e-3, 1, 3, -3, 1, 2, 1e-3, -2, -1, -2e-3, 1, 3)),
         Case(_sized(8, 9), draw=_unit(8), dtypes=DOUBLE),
         Case(_sized(8, 3), COMPLETE, draw=Dominant(), dtypes=DOUBLE),
         Case(_sized(16), {"mode": "reduced"}, draw=Outlier(p=0.01), dtypes=DOUBLE),

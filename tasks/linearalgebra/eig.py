@@ -4,13 +4,32 @@ import torch
 from kbx_env.tasks._varied import LARGE, TINY, batches, plain, sizes
 
 from kbx_env.spec.criteria import Invariant
-from kbx_env.spec.task import Case, Cost, Dominant, Eye, Literal, Normal, Outlier, Paper, Symmetric, T, Uniform, task
+from kbx_env.spec.task import (
+    Case,
+    Cost,
+    Dominant,
+    Eye,
+    Literal,
+    Normal,
+    Outlier,
+    Paper,
+    Spectrum,
+    Symmetric,
+    T,
+    Uniform,
+    task,
+)
 
 F64 = {"A": "f64"}
+SKEW = Literal(*((j == i + 1) - (i == j + 1) for i in range(6) for j in range(6)))
 
 
 def _case(n, *B, **more):
     return Case({"*": B, "n": n}, **more)
+
+
+def _usual(c):
+    return c.axes["n"] > 5 and not isinstance(c.draw, Literal | Spectrum)
 
 
 @task(
@@ -27,8 +46,12 @@ def _case(n, *B, **more):
         _case(3, draw=Literal(0, 0, 1, 1, 0, 0, 0, 1, 0)),
         _case(3, draw=Literal(4, 1, 0, 2, 3, 0, 0, 0, 5)),
         _case(4, draw=Eye()),
-        # The first column's reflection loses all digits of its small element unless it turns away from -3.
-        _case(3, draw=Literal(4, 1, 0.5, -3, 5, 1, 1e-7, 2, 6), dtypes=F64),
+        # The first column's reflection loses all digits of its small element unless it turns away from -3 and from 0.75.
+        _case(3, 2, draw=Literal(4, 1, 0.5, -3, 5, 1, 1e-7, 2, 6, 4, 1, 0.5, 0.75, 5, 1, 1e-7, 2, 6), dtypes=F64),
+        # Skew-symmetric: under imaginary shifts elements beside the diagonal become imaginary.
+        _case(6, draw=SKEW, dtypes=F64),
+        # The identity with rounding errors: its eigenvectors are independent only where these do not count.
+        _case(10, 12, draw=Spectrum(*[1] * 10, symmetric=True), dtypes=F64),
         _case(8, draw=Symmetric(0.001), dtypes=F64),
         _case(16, draw=Symmetric(0.001), dtypes=F64),
         _case(14),
@@ -40,16 +63,17 @@ def _case(n, *B, **more):
         _case(9, 3, layouts={"A": "transposed"}),
         _case(6, 2, layouts={"A": "strided"}, dtypes=F64),
         _case(2, 200),
-        _case(3, 64, draw=Normal(scale=1e-3)),
+        # What counts as small is relative to the matrix.
+        _case(3, 64, draw=Normal(scale=1e-18), dtypes=F64),
         _case(1, 5),
         _case(3, 0),
         _case(15, held=True),
         _case(13, dtypes=F64, held=True),
     ),
     varied=(
-        *batches("*", n=(1, 6), large=(20, 24), where=lambda c: c.axes["n"] > 5),
+        *batches("*", n=(1, 6), large=(20, 24), where=_usual),
         *(
-            sizes(lambda p: {"*": (2,), "n": p.whole(3, 5)}, where=lambda c: plain(c) and c.axes["n"] > 5, draws={"A": draw})
+            sizes(lambda p: {"*": (2,), "n": p.whole(3, 5)}, where=lambda c: plain(c) and _usual(c), draws={"A": draw})
             for draw in (TINY, LARGE)
         ),
     ),

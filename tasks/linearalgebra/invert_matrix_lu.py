@@ -34,7 +34,7 @@ def _sized(n, *batch):
         Case(_sized(8, 3), PLAIN, draws={"A": Dominant()}, dtypes=DOUBLE),
         Case(_sized(16, 2, 2), draws={"A": Orthogonal()}, dtypes=DOUBLE),
         Case(_sized(16), PLAIN, draws={"A": Dominant(2.5)}, dtypes=DOUBLE),
-        Case(_sized(33, 2)),
+        Case(_sized(33, 2, 1)),
         Case(_sized(48), {"pivot": True}),
         Case(_sized(40), PLAIN, draws={"A": Dominant(2.5)}),
         Case(_sized(21, 3), layouts={"A": "transposed"}),

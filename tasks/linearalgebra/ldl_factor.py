@@ -34,7 +34,8 @@ def _sized(n, *B):
         Case(_sized(2), draws={"A": Literal(1, 2, 2, 3)}),
         Case(_sized(2), draws={"A": Literal(0, 3, 3, 0)}),
         Case(_sized(4, 2), draws=HOLLOW),
-        Case(_sized(3), draws={"A": Literal(1e-4, 1, 0, 1, 1e-4, 2, 0, 2, 3)}),
+        # The second matrix is small as a whole: pivots are chosen by ratios.
+        Case(_sized(3, 2), draws={"A": Literal(1e-4, 1, 0, 1, 1e-4, 2, 0, 2, 3, 2e-9, 2e-5, 0, 2e-5, 2e-9, 4e-5, 0, 4e-5, 6e-5)}),
         Case(_sized(16), {"hermitian": False}, dtypes=F64),
         Case(_sized(16), HERMITIAN, dtypes=C64),
         Case(_sized(16, 3), draws=PLAIN, dtypes=C64),

@@ -26,7 +26,10 @@ def _sized(m, n, *B):
         Case(_sized(2, 2), draw=Literal(1, 2, 3, 4)),
         Case(_sized(3, 3), draw=Literal(0, 2, 1, 1, 1, 0, -4, 3, 2)),
         Case(_sized(2, 3), PLAIN, draw=Literal(2, 1, 5, 1, 3, -1)),
+        # Without pivoting the pivots are 1, -5 and 4.2, beside larger elements.
+        Case(_sized(3, 4), PLAIN, draw=Literal(1, 2, 0, 1, 3, 1, 2, -1, -2, 4, 1, 3)),
         Case(_sized(2, 2, 4), draw=Normal()),
+        Case(_sized(1, 1, 3)),
         Case(_sized(4, 4), draw=Literal(1, 0, 2, 3, 2, 0, 1, 1, -1, 0, 4, 2, 3, 0, 3, 5)),
         Case(_sized(16, 16), {"pivot": True}, dtypes=F64),
         Case(_sized(8, 12), PLAIN, draw=Dominant(3), dtypes=F64),

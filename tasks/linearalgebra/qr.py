@@ -4,7 +4,7 @@ import torch
 from kbx_env.tasks._varied import LARGE, TINY, plain, sizes
 
 from kbx_env.spec.criteria import Invariant
-from kbx_env.spec.task import Case, Cost, Eye, Literal, Normal, Outlier, Paper, T, Uniform, task
+from kbx_env.spec.task import Case, Constant, Cost, Eye, Literal, Normal, Outlier, Paper, T, Uniform, task
 
 REDUCED, COMPLETE, ONLY_R = {"mode": "reduced"}, {"mode": "complete"}, {"mode": "r"}
 F64 = {"A": "f64"}
@@ -31,7 +31,9 @@ def _sized(m, n, *B):
         # A reflection cancels where little is below the diagonal, unless it takes the sign that makes it larger.
         Case(_sized(3, 3), draw=Literal(4, 1, 0.5, 3e-4, 5, 1, 1e-4, 2, 6)),
         Case(_sized(3, 3), draw=Literal(-4, 1, 0.5, 3e-4, -5, 1, 1e-4, 2, -6)),
-        Case(_sized(5, 3), draw=Eye()),
+        Case(_sized(5, 3), draw=Eye(), dtypes=F64),
+        Case(_sized(4, 3), draw=Constant(0)),
+        Case(_sized(1, 1, 3)),
         Case(_sized(48, 32), REDUCED, dtypes=F64),
         Case(_sized(48, 32), COMPLETE, draw=Outlier(), dtypes=F64),
         Case(_sized(32, 48), ONLY_R, dtypes=F64),

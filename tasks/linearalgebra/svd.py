@@ -4,7 +4,7 @@ import torch
 from kbx_env.tasks._varied import LARGE, TINY, longs, plain, sizes
 
 from kbx_env.spec.criteria import Invariant
-from kbx_env.spec.task import Case, Cost, Eye, Literal, Normal, Outlier, Paper, T, task
+from kbx_env.spec.task import Case, Constant, Cost, Eye, Literal, Normal, Outlier, Paper, T, task
 
 FULL, THIN = {"full_matrices": True}, {"full_matrices": False}
 TALL = {"*": (), "m": 64, "n": 32}
@@ -23,6 +23,9 @@ TALL = {"*": (), "m": 64, "n": 32}
         Case({"*": (), "m": 3, "n": 2}, THIN, draw=Literal(1, 2, 3, 4, 5, 6)),
         Case({"*": (), "m": 2, "n": 3}, FULL, draw=Literal(1, 2, 3, 4, 5, 6)),
         Case({"*": (), "m": 3, "n": 3}, THIN, draw=Eye()),
+        Case({"*": (), "m": 4, "n": 3}, FULL, draw=Constant(0)),
+        # The basis is completed by the first two unit vectors: the others lie in the range.
+        Case({"*": (), "m": 5, "n": 3}, FULL, draw=Literal(0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0, 1)),
         Case(TALL, FULL),
         Case(TALL, THIN, draw=Outlier()),
         Case({"*": (4,), "m": 24, "n": 16}, THIN),

@@ -64,10 +64,12 @@ def _any_shape(p):
         # In fp16 the second chance is 1.
         _case((9000,), draws={"probs": Choice(0.001, 0.99976), "total_count": Choice(100), **ODD}),
         _case((60, 80), logits=True, layouts={"input": "transposed", "total_count": "transposed", "logits": "strided"}),
-        _case((70, 33), layouts={"other": "strided", "probs": "transposed"}),
+        # Numbers that fp16 does not have.
+        _case((70, 33), draws={"input": Ints(-(2**16), 2**16), "other": Ints(2**14, 2**16)},
+              layouts={"other": "strided", "probs": "transposed"}),
         _case((0, 5), (5,), (0, 5)),
         # Few trials, many elements: what looks like a binomial sample from afar does not up close.
-        _case((256, 300), (), (), draws={"total_count": Choice(10), "probs": Choice(0.5), **ODD}),
+        _case((256, 300), (), (), draws={"total_count": Choice(10), "probs": Choice(0.504), **ODD}),
         _case((256, 300), (), (), draws={"total_count": Choice(8), "probs": Choice(0.3), **ODD}, held=True),
         _case((3, 1999), (1999,), draws=ODD, held=True),
         _case((77, 61), logits=True, held=True),

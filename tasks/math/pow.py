@@ -11,7 +11,7 @@ EDGES = {"input_tensor": Choice(0.0, 1.0, -1.0, 2.0, -3.0, 0.5, 1e10, 1e-10),
          "exponent": Choice(0.0, 1.0, 2.0, -1.0, 3.0, -2.0, 0.5, -0.5)}  # fmt: skip
 SIGNED = {"input_tensor": Normal(), "exponent": Ints(-3, 6)}
 POSITIVE = {"input_tensor": HalfNormal(0.01), "exponent": Normal(scale=3.0)}
-NUMBERS = (2, 3, -0.5, 0.5, -1, 2.5, 0)
+NUMBERS = (2, 3, -0.5, 0.5, -1, 2.5, 0, 1)
 
 
 @task(

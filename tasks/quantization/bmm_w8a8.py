@@ -34,6 +34,8 @@ def _case(b, m, k, n, **more):
         _case(2, 16, 64, 24, draws={"input": Normal(scale=0.01), "mat2": Normal(scale=1000)}),
         _case(2, 16, 32, 16, draws={"input": Constant(0)}),
         _case(2, 24, 48, 24, draw=Choice(0, 0, 0, 1, -3)),
+        # More rows of tiles than are computed together, and a rest.
+        _case(2, 296, 8, 40),
         _case(0, 4, 8, 8),
         _case(3, 29, 190, 40, draw=Normal(scale=7), held=True),
     ),

@@ -19,6 +19,10 @@ def _layer(n, c, size, o):
     return Case({"N": n, "C": c, "H": size, "W": size, "O": o, "R": 3, "S": 3}, {"padding": 1})
 
 
+LARGE = LARGE_IMAGE | {"C": 30, "D": 30, "H": 133, "W": 133}
+"""Fewer channels than a block of the depth has."""
+
+
 @task(
     difficulty=3,
     takes={"input": T("N C H W"), "weight": T("O C R S"), "bias": T("O", optional=True)},
@@ -44,7 +48,7 @@ def _layer(n, c, size, o):
         Case(IMAGE | {"N": 0}),
         Case(IMAGE | {"N": 3, "C": 21, "O": 9, "H": 9}, {"padding": 1, "stride": 2}, given=BIAS, draw=Normal(scale=7), held=True),
     ),
-    varied=convs(groups=False, long=({"C": 130}, {"O": 130}, {"N": 20}, LARGE_IMAGE), draw=Normal(scale=2)),
+    varied=convs(groups=False, long=({"C": 130}, {"O": 130}, {"N": 20}, LARGE), draw=Normal(scale=2)),
     timed=(_layer(16, 64, 56, 128), _layer(16, 128, 28, 256), _layer(32, 256, 28, 256)),
 )  # fmt: skip
 def conv2d_w8a8(input, weight, bias=None, stride=1, padding=0):

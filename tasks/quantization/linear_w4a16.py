@@ -44,6 +44,8 @@ def _eager(input, weight, bias=None):
         _case(11, 20, 9, layouts={"input": "strided", "weight": "strided"}),
         _case(8, 32, 16, draws={"weight": Constant(0)}, given=BIAS),
         _case(24, 48, 24, draws={"weight": Choice(0, 0, 0, 1, -3)}),
+        # A row that is longer than two blocks, but not than three.
+        _case(3, 300, 10),
         _case(0, 8, 8),
         _case(29, 190, 70, given=BIAS, held=True),
     ),
@@ -53,6 +55,8 @@ def _eager(input, weight, bias=None):
               draws=lambda p, s: balanced(p, "weight", "input")),
         # A weight of 2**19 elements and more.
         sizes(lambda p: {"B": p.whole(2, 8), "O": p.whole(481, 500), "K": 2 * p.whole(551, 570)}),
+        # And one of short rows.
+        sizes(lambda p: {"B": p.whole(2, 8), "O": p.whole(2190, 2200), "K": 2 * p.whole(120, 126)}),
         *(
             sizes(lambda p: {"B": p.whole(2, 5), "O": p.whole(9, 20), "K": 2 * p.whole(2, 5)}, full=True, draws=draws)
             for draws in ({"bias": LARGE}, {"input": TINY, "bias": SMALL_BIAS})

@@ -57,7 +57,7 @@ def _at_the_centre(p, s):
         Case(FLAT, draw=Uniform()),
         _case(FLAT, "nearest", "border", draws=CLEAR),
         _case(CUBE, padding="reflection", draws=WIDE),
-        _case(CUBE, "nearest", align=True, draws=CLEAR),
+        _case(CUBE | {"*g": (5, 6, 7)}, "nearest", align=True, draws=CLEAR),
         _case(IMAGE),
         _case(IMAGE, draw=Outlier(), align=True),
         _case(IMAGE, padding="border", draws=WIDE),
@@ -67,7 +67,8 @@ def _at_the_centre(p, s):
         _case(IMAGE | {"*s": (6, 11)}, "nearest", "reflection", draws=CLEAR),
         _case(CUBE | {"*s": (3, 5, 6), "*g": (4, 3, 5)}, padding="border", draws=WIDE),
         _case(IMAGE | {"*s": (9, 8)}, layouts={"input": "channels_last", "grid": "strided"}),
-        _case(FLAT | {"*s": (1, 6), "*g": (5, 4)}, padding="reflection", align=True, draws=WIDE),
+        # Axes of one and of two pixels.
+        _case(FLAT | {"*s": (1, 2), "*g": (5, 4)}, padding="reflection", align=True, draws=WIDE),
         _case(FLAT | {"N": 0}),
         _case(IMAGE | {"C": 5, "*s": (19, 10), "*g": (7, 21)}, draws=WIDE, held=True),
         _case(CUBE | {"*s": (5, 3, 6), "*g": (3, 2, 4)}, "nearest", "border", draws=CLEAR, held=True),

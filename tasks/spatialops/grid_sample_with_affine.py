@@ -22,7 +22,7 @@ def _case(axes, size, mode="bilinear", padding="zeros", align=False, **more):
 
 def _any_map(p, s):
     args = {"size": (s["N"], s["C"], s["I"], s["J"]), "mode": "bilinear", "padding_mode": p.among("zeros", "border", "reflection"),
-            "align_corners": p.chance()}  # fmt: skip
+            "align_corners": s.get("align", p.chance())}  # fmt: skip
     return p.like({k: s[k] for k in "NCHW"}, args, draws={"theta": Normal(scale=0.7)}, dtypes={})
 
 
@@ -57,7 +57,7 @@ def _at_the_centre(p, s):
         _case(IMAGE, (40, 27), padding="border"),
         _case(IMAGE, (40, 27), padding="border", align=True, draw=Outlier()),
         _case(IMAGE, (19, 50), padding="reflection"),
-        _case(IMAGE, (19, 50), padding="reflection", align=True, draws={"theta": Normal(scale=3)}),
+        _case(IMAGE | {"H": 2}, (19, 50), padding="reflection", align=True, draws={"theta": Normal(scale=3)}),
         _case(IMAGE, (20, 27), "nearest", draws=TURN),
         _case(IMAGE, (14, 21), "nearest", "border", True, draws=TURN),
         _case(IMAGE, (15, 18), "nearest", "reflection", draws=TURN),
@@ -76,7 +76,8 @@ def _at_the_centre(p, s):
             ),
         ),
         # fp16 has no odd number above 2048.
-        *sized(_any_map, (lambda p: {"N": 1, "C": 1, "H": 2 * p.whole(1025, 1400) + 1, "W": 5, "I": p.whole(5, 9), "J": 7},)),
+        *sized(_any_map, (lambda p: {"N": 1, "C": 1, "H": 2 * p.whole(1025, 1400) + 1, "W": 5, "I": 7,
+                                     "J": 2 * p.whole(1025, 1400) + 1, "align": False},)),
         *sized(_far_outside, (lambda p: {"H": p.whole(4, 9), "W": p.whole(4, 9)},)),
         *sized(_at_the_centre, (lambda p: {"H": 2 * p.whole(9, 15), "W": 2 * p.whole(9, 15)},)),
     ),

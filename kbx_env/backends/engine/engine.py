@@ -131,7 +131,7 @@ class Engine:
         for s in self.heap:
             s.assembled = 0, 0, 0
             s.stored[:] = False
-            s.origin[s.origin != CONSTANT] = MOVED
+            s.came_before()
             s.passed = None
             # Memory that outlives a call holds nothing of this call's inputs: a kept result depends on none of them.
             s.inputs, s.dots = set(), set()
@@ -247,7 +247,7 @@ class Engine:
             TraceError: the view makes no sense.
         """
         view = self.heap.view(spec)
-        if by_host and view.numel and not bool(view.flags(view.storage.initialised).all()):
+        if by_host and view.count(view.storage.initialised) < view.numel:
             found = ttir.Finding("uninitialised_read", "", 0, "", (0, 0, 0), "", 0, access="host", indirect=True)
             self.sanitizer.report(found)
         dense = view.values().contiguous()
@@ -269,16 +269,18 @@ class Engine:
         """
         count = view.numel
         flags = view.storage
-        stored = view.flags(flags.stored) if count else torch.zeros(0, dtype=torch.bool)
-        by_kernels = int(stored.count_nonzero())  # a quarter of the time of ``sum``
+        by_kernels = view.count(flags.stored)
+        moved = 0
+        if by_kernels < count:
+            moved = int(((view.flags(flags.origin) == MOVED) & ~view.flags(flags.stored)).count_nonzero())
         return {
             "elements": count,
             "stored": by_kernels,
-            "moved": int(((view.flags(flags.origin) == MOVED) & ~stored).count_nonzero()) if by_kernels < count else 0,
+            "moved": moved,
             "again": flags.returned and bool(count),
             "assembled": self._was_assembled(view),
             "unit": unit_bytes(flags.kinds),
-            "unwritten": count - int(view.flags(flags.initialised).count_nonzero()) if count else 0,
+            "unwritten": count - view.count(flags.initialised),
             "inputs": sorted(flags.inputs), "dots": sorted(flags.dots),
         }  # fmt: skip
 

@@ -79,14 +79,15 @@ class EngineServer:
 
     def _execute(self, header: Mapping[str, Any], blobs: list[bytearray]) -> None:
         """Execute a part of a call, or begin one."""
+        # First: beginning a call looks at every byte that is left.
+        for row in header.get("free", []):
+            self.engine.heap.free(row)
         if header.get("begin") is not None:
             self.replay = Replay(self.engine) if header.get("keep") else None
             flags = {k: header.get(k) is True for k in ("moves", "picks", "torch_ops", "ablate", "values")}
             self.engine.begin(float(header["begin"]), **flags)
         if self.replay is not None:
             self.replay.record(header, blobs)
-        for row in header.get("free", []):
-            self.engine.heap.free(row)
         for name, base, size, offset, blob, spec in header.get("inputs", []):
             self.engine.input(name, base, size, offset, blobs[blob], spec)
         kernels = header.get("kernels", {})

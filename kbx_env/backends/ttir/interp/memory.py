@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from kbx_env.backends.ttir.interp.hooks import Extent as Extent
 from kbx_env.backends.ttir.interp.hooks import LaunchWatch, LoadHook, Pick, StoreHook
 from kbx_env.backends.ttir.interp.traffic import Meter as Meter
 from kbx_env.backends.ttir.sanitizer.shadow import Array as Array
-from kbx_env.backends.ttir.sanitizer.shadow import mark
+from kbx_env.backends.ttir.sanitizer.shadow import in_order, mark, spread
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,24 @@ def _alike(*arrays: Array) -> Sequence[Array]:
     return arrays if all(a.shape == shape for a in arrays) else np.broadcast_arrays(*arrays)
 
 
+def _filled(values: Array, mask: Array, other: Any) -> Array:
+    """Put loaded elements into their lanes.
+
+    Args:
+        values: The elements of the unmasked lanes: (lanes,).
+        mask: Which lanes these are.
+        other: Value of the other lanes, broadcastable with ``mask``; ``None`` for 0.
+
+    Returns:
+        The broadcast shape of ``mask`` and ``other``.
+    """
+    out = np.empty(mask.shape, values.dtype)
+    wide = other is not None and other.size > 1 and np.broadcast_shapes(mask.shape, other.shape) != mask.shape
+    out[...] = 0 if other is None or wide else other
+    out[mask] = values
+    return np.where(mask, out, other) if wide else out
+
+
 class Memory:
     """All regions of a launch.
 
@@ -103,6 +122,7 @@ class Memory:
         self.regions = sorted((r for r in regions if r.data.size), key=lambda r: r.base)
         self.bases = np.array([r.base for r in self.regions], np.int64)
         self.ends = np.array([r.base + r.data.size for r in self.regions], np.int64)
+        self._starts: list[int] = self.bases.tolist()
         self.views: dict[tuple[int, np.dtype[Any]], Array] = {}
         # Addresses of the data in this process, 1 where it is not contiguous. Kept because ``ctypes.data`` takes longer
         # than a small access.
@@ -264,6 +284,33 @@ class Memory:
             raise BadAddress(at, int(addr.reshape(-1)[at]))
         return -1
 
+    def _within_one(self, addresses: Array, size: int, within: Sequence[Extent]) -> tuple[int, Array] | None:
+        """Find the region that holds all of an access, as nearly all do.
+
+        Args:
+            addresses: Of the unmasked lanes: int64, (lanes,), at least one.
+            size: Bytes of one element.
+            within: Extents, one of which must hold all of the access, if there are any.
+
+        Returns:
+            The region's index and the byte offsets in it: (lanes,); ``None`` for any other access: ``_span`` looks at its lanes.
+        """
+        k = bisect.bisect_right(self._starts, int(addresses[0])) - 1
+        if k < 0:
+            return None
+        base = self._starts[k]
+        offsets = addresses - base
+        step = spread(offsets)[1]
+        if len(offsets) == 1 or step > 0:
+            low, high = int(offsets[0]), int(offsets[-1]) + size
+        else:
+            low, high = int(offsets.min()), int(offsets.max()) + size
+        if low < 0 or high > self.regions[k].data.size:
+            return None
+        if within and not any(e.start <= base + low and base + high <= e.start + e.size for e in within):
+            return None
+        return k, offsets
+
     def load(
         self,
         addr: Array,
@@ -291,15 +338,27 @@ class Memory:
         """
         addr, mask = self._reachable(addr, mask, dtype.itemsize)
         if mask is not None:
-            if not mask.any():
+            on = np.count_nonzero(mask)
+            if not on:
                 fill = np.zeros((1,) * addr.ndim, dtype) if other is None else other
                 return np.broadcast_to(fill, np.broadcast_shapes(addr.shape, fill.shape))
-            if mask.all():
+            if on == mask.size:
                 mask = None
         if not addr.size:
             return np.zeros(addr.shape, dtype)
-        size = dtype.itemsize
-        k = self._span(addr, mask, size, within)
+        flat = addr.reshape(-1) if mask is None else addr[mask]
+        if (found := self._within_one(flat, dtype.itemsize, within)) is not None:
+            if hook is not None:
+                hook(*found, _picker(addr.shape, mask, None))
+            values = self.gather(*found, dtype)
+            return values.reshape(addr.shape) if mask is None else _filled(values, mask, other)
+        return self._load_by_lanes(addr, mask, dtype, other, within, hook)
+
+    def _load_by_lanes(
+        self, addr: Array, mask: Array | None, dtype: np.dtype[Any], other: Any, within: Sequence[Extent], hook: LoadHook | None
+    ) -> Array:  # fmt: skip
+        """Read one element per lane from several regions or extents; arguments as for ``load``, of one shape."""
+        k = self._span(addr, mask, dtype.itemsize, within)
         if hook is not None:
             self._call_hook(k, addr, mask, hook)
         if k >= 0:
@@ -336,8 +395,13 @@ class Memory:
         data = self.regions[k].data
         if size == 1:
             return data.view(np.int8 if dtype.kind == "b" else dtype)[idx].astype(dtype, copy=False)
-        if not (idx & (size - 1)).any() and self.aligned[k] % size == 0:
-            return np.take(self._view(k, dtype), idx >> (size.bit_length() - 1))
+        low_bits = spread(idx)[0] if idx.ndim == 1 and idx.size else int(np.bitwise_or.reduce(idx, axis=None))
+        if not low_bits & (size - 1) and self.aligned[k] % size == 0:
+            view, shift = self._view(k, dtype), size.bit_length() - 1
+            if idx.ndim == 1 and in_order(idx, size):
+                first = int(idx[0]) >> shift
+                return view[first : first + len(idx)].copy()
+            return view.take(idx >> shift)
         raw = data[idx[..., None] + np.arange(size)]
         return np.ascontiguousarray(raw).view(dtype)[..., 0]
 
@@ -371,18 +435,27 @@ class Memory:
         """
         if mask is not None:
             addr, value, mask = _alike(addr, value, mask)
-            if mask.all():
+            if np.count_nonzero(mask) == mask.size:
                 mask = None
         else:
             addr, value = _alike(addr, value)
         addr, mask = self._reachable(addr, mask, value.dtype.itemsize)
-        if not addr.size or (mask is not None and not mask.any()):
+        if not addr.size or (mask is not None and not np.count_nonzero(mask)):
             return
         size = value.dtype.itemsize
-        k = self._span(addr, mask, size, within)
         shape = addr.shape
+        flat, values = (addr.reshape(-1), value.reshape(-1)) if mask is None else (addr[mask], value[mask])
+        if (found := self._within_one(flat, size, within)) is not None:
+            k, offsets = found
+            after = hook(k, offsets, values, _picker(shape, mask, None)) if hook is not None else None
+            self._scatter(k, offsets, values)
+            self._mark_stored(k, offsets, size)
+            if after is not None:
+                after()
+            return
+        k = self._span(addr, mask, size, within)
         if mask is not None:
-            addr, value = addr[mask], value[mask]
+            addr, value = flat, values
         owner = np.searchsorted(self.bases, addr, "right") - 1 if k < 0 else None
         for j in [k] if owner is None else np.unique(owner).tolist():
             here = None if owner is None else owner == j
@@ -406,7 +479,10 @@ class Memory:
         data = self.regions[k].data
         if size == 1:
             data.view(np.int8 if dtype.kind == "b" else dtype)[idx] = value
-        elif not (idx & (size - 1)).any() and self.aligned[k] % size == 0:
+        elif self.aligned[k] % size == 0 and idx.ndim == 1 and in_order(idx, size) and not int(idx[0]) & (size - 1):
+            first = int(idx[0]) >> (size.bit_length() - 1)
+            self._view(k, dtype)[first : first + len(idx)] = value
+        elif self.aligned[k] % size == 0 and not (idx & (size - 1)).any():
             self._view(k, dtype)[idx >> (size.bit_length() - 1)] = value
         else:
             raw = np.ascontiguousarray(value).reshape(-1)[:, None].view(np.uint8)
