@@ -326,11 +326,11 @@ def _jobs(
         yield from jobs
         return
     random.Random(seed).shuffle(jobs)
-    seen: set[tuple[str, str, str, str]] = set()
+    seen: set[tuple[str, str, str, str, int]] = set()
     again = []
     for job in jobs:
-        m = job[2]
-        change = m.function, m.code, m.before, m.after
+        text, m = job[1:3]
+        change = m.function, m.code, m.before, m.after, m.start - text.rfind("\n", 0, m.start)
         if change in seen:
             again.append(job)
         else:

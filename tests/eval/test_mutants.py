@@ -96,3 +96,13 @@ def test_a_mutant_is_equivalent_by_function_line_change_and_task() -> None:
     assert not mutants.matches(rule | {"after": "False"}, "math/erf", mutant)
     found = {m.function for m in mutants.mutants(SOURCE)}
     assert found == {"_k", "f"}
+
+
+def test_every_mutant_comes_once_and_shared_changes_last() -> None:
+    jobs = list(mutants._jobs("reduce/*", None, 1, ()))
+    assert len({(task, m.start, m.after) for task, _, m, _ in jobs}) == len(jobs)
+    assert {task for task, *_ in jobs} == {t for t in task_ids() if t.startswith("reduce/")}
+    changes = [(m.function, m.code, m.before, m.after, m.start - text.rfind("\n", 0, m.start)) for _, text, m, _ in jobs]
+    different = len(set(changes))
+    assert different < len(jobs), "experts share functions"
+    assert len(set(changes[:different])) == different

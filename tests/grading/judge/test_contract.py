@@ -80,7 +80,9 @@ def test_variants_that_are_known_change_no_ruling(how: str) -> None:
     expected, given = reference.expect(W8A8, CASE, args, "cpu"), answer(product(args, how), args=args)
     known = list(contract.variants(W8A8, CASE, args, expected, "cpu"))
     fresh = contract.rule(W8A8.truth, W8A8, CASE, args, expected, given, "cpu")
-    assert contract.rule(W8A8.truth, W8A8, CASE, args, expected, given, "cpu", known) == fresh
+    same = contract.rule(W8A8.truth, W8A8, CASE, args, expected, given, "cpu", known)
+    # Nobody reads the reasons of several answers to one call: the noise, which takes two evaluations, is left out there.
+    assert (same.passed, same.error, same.reason) == (fresh.passed, fresh.error, fresh.reason.partition("; ")[0])
     assert fresh.passed == (how == "divide")
 
 

@@ -461,8 +461,8 @@ class Memory:
             here = None if owner is None else owner == j
             idx, v = (addr, value) if here is None else (addr[here], value[here])
             idx = idx - self.regions[j].base
-            flat = None if here is None else here.reshape(-1)
-            after = hook(j, idx.reshape(-1), v.reshape(-1), _picker(shape, mask, flat)) if hook is not None else None
+            chosen = None if here is None else here.reshape(-1)
+            after = hook(j, idx.reshape(-1), v.reshape(-1), _picker(shape, mask, chosen)) if hook is not None else None
             self._scatter(j, idx, v)
             self._mark_stored(j, idx, size)
             if after is not None:
