@@ -9,6 +9,7 @@ that is paid once in a hundred, are not seen when each is graded once. Exit stat
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
@@ -25,9 +26,9 @@ from typing import Any
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from kbx_env.eval.zoo import graded, specimen, specimens
 from rich.progress import Progress
 
-from eval.zoo import graded, specimen, specimens
 from kbx_env.executor.direct import retrying
 from kbx_env.grading.grader import Grader
 from kbx_env.spec.catalog import expert_source, task_ids
@@ -145,11 +146,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     with multiprocessing.get_context("spawn").Pool(options.workers) as pool, Progress() as progress:
         bar = progress.add_task("grading", total=len(jobs))
-        for r in pool.imap_unordered(grade_once, jobs):
-            rows.append(r)
-            progress.advance(bar)
-            if time.time() - start > options.seconds:
-                break
+        # An interrupted run tells what it has.
+        with contextlib.suppress(KeyboardInterrupt):
+            for r in pool.imap_unordered(grade_once, jobs):
+                rows.append(r)
+                progress.advance(bar)
+                if time.time() - start > options.seconds:
+                    break
         pool.terminate()
     table, took = summary(rows), time.time() - start
     options.out.write_text(json.dumps({"seconds": took, "kernels": table}, indent=1))

@@ -53,8 +53,9 @@ def _long_lines(p):
 
 
 def _long_columns(p):
-    # The same of columns: with 512 elements kernels share each between two programs.
-    return _repeated(p, (32, 512, p.whole(36, 60)), 1)
+    # The same of columns, of a result of 2**19 elements: with 512 elements kernels share each between two programs.
+    return p.like({"*": (8, 512, p.whole(36, 60)), "R": 1}, {"dim": 1, "repeats": 5, "output_size": None},
+                  where=lambda c: "repeats" in c.args, draw=Normal(scale=3))  # fmt: skip
 
 
 def _near_zero(p):

@@ -44,7 +44,8 @@ F64 = {"dtype": DtypeArg("f64")}
         reduced(lambda p: {"dtype": p.among(None, DtypeArg("f32"), DtypeArg("f64"))}),
         long_axis(where=lambda c: c.draw != Uniform(1e35, 3e36)),
         # A large tensor of short columns, which kernels hold in one block.
-        sizes(lambda p: {"*": (2, p.whole(450, 500), p.whole(600, 650))}, lambda p, s: {"dim": p.among(1, -2)}, draw=SOME),
+        sizes(lambda p: {"*": (2, p.whole(450, 500), p.whole(600, 650))}, lambda p, s: {"dim": p.among(1, -2), "dtype": None},
+              draw=SOME),
     ),
     timed=(
         *(Case({"*": s}, draw=Uniform(1e-6, 1)) for s in ((1024, 16384), (65536, 1024), (1024, 131072))),

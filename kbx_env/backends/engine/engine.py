@@ -131,7 +131,7 @@ class Engine:
         for s in self.heap:
             s.assembled = 0, 0, 0
             s.stored[:] = False
-            s.came_before()
+            s.begin_call()
             s.passed = None
             # Memory that outlives a call holds nothing of this call's inputs: a kept result depends on none of them.
             s.inputs, s.dots = set(), set()
@@ -247,7 +247,7 @@ class Engine:
             TraceError: the view makes no sense.
         """
         view = self.heap.view(spec)
-        if by_host and view.count(view.storage.initialised) < view.numel:
+        if by_host and view.count_set(view.storage.initialised) < view.numel:
             found = ttir.Finding("uninitialised_read", "", 0, "", (0, 0, 0), "", 0, access="host", indirect=True)
             self.sanitizer.report(found)
         dense = view.values().contiguous()
@@ -269,7 +269,7 @@ class Engine:
         """
         count = view.numel
         flags = view.storage
-        by_kernels = view.count(flags.stored)
+        by_kernels = view.count_set(flags.stored)
         moved = 0
         if by_kernels < count:
             moved = int(((view.flags(flags.origin) == MOVED) & ~view.flags(flags.stored)).count_nonzero())
@@ -280,7 +280,7 @@ class Engine:
             "again": flags.returned and bool(count),
             "assembled": self._was_assembled(view),
             "unit": unit_bytes(flags.kinds),
-            "unwritten": count - view.count(flags.initialised),
+            "unwritten": count - view.count_set(flags.initialised),
             "inputs": sorted(flags.inputs), "dots": sorted(flags.dots),
         }  # fmt: skip
 

@@ -78,7 +78,7 @@ class Storage:
         """The address after the last byte."""
         return self.base + int(self.data.size)
 
-    def came_before(self) -> None:
+    def begin_call(self) -> None:
         """Note that a call begins: what this memory holds and no fill made counts as moved here by the host."""
         # Every byte is looked at, so that this is arithmetic: assigning through a mask takes ten times as long.
         self.origin |= np.multiply(self.origin != CONSTANT, MOVED, dtype=np.uint8)
@@ -120,7 +120,7 @@ class View:
         """Return the entry of each element's first byte from an array over the storage's bytes: shape of the view."""
         return self._bytes(which)[..., 0]
 
-    def count(self, which: np.ndarray) -> int:
+    def count_set(self, which: np.ndarray) -> int:
         """Return how many elements have their first byte set in a boolean array over the storage's bytes."""
         if not self.numel:
             return 0

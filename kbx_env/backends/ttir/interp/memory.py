@@ -13,7 +13,7 @@ from kbx_env.backends.ttir.interp.hooks import Extent as Extent
 from kbx_env.backends.ttir.interp.hooks import LaunchWatch, LoadHook, Pick, StoreHook
 from kbx_env.backends.ttir.interp.traffic import Meter as Meter
 from kbx_env.backends.ttir.sanitizer.shadow import Array as Array
-from kbx_env.backends.ttir.sanitizer.shadow import in_order, mark, spread
+from kbx_env.backends.ttir.sanitizer.shadow import alignment_and_stride, in_order, mark
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _alike(*arrays: Array) -> Sequence[Array]:
     return arrays if all(a.shape == shape for a in arrays) else np.broadcast_arrays(*arrays)
 
 
-def _filled(values: Array, mask: Array, other: Any) -> Array:
+def _with_masked_lanes(values: Array, mask: Array, other: Any) -> Array:
     """Put loaded elements into their lanes.
 
     Args:
@@ -227,13 +227,13 @@ class Memory:
         owner = np.searchsorted(self.bases, addr, "right") - 1
         inside = np.zeros(addr.shape, bool)
         if len(self.bases):
-            inside = (owner >= 0) & (addr + size <= self.ends[np.maximum(owner, 0)])
+            inside = (owner >= 0) & (addr <= self.ends[np.maximum(owner, 0)] - size)
         outside = ~inside if mask is None else mask & ~inside
         if not outside.any():
             return addr, mask
         far = np.full(addr.shape, np.iinfo(np.int64).max)
         for start, end in zip(self.bases, self.ends, strict=True):
-            far = np.minimum(far, np.maximum(start - addr, addr + size - end))
+            far = np.minimum(far, np.maximum(start - addr, addr - (end - size)))
         lost = outside & (far > self.stray)
         if lost.any():
             at = int(np.argmax(lost))
@@ -264,7 +264,7 @@ class Memory:
         if within and not any(e.start <= lo and hi + size <= e.start + e.size for e in within):
             ok = np.zeros(addr.shape, bool)
             for e in within:
-                ok |= (addr >= e.start) & (addr + size <= e.start + e.size)
+                ok |= (addr >= e.start) & (addr <= e.start + e.size - size)
             bad = ~ok if mask is None else mask & ~ok
             if bad.any():
                 at = int(np.argmax(bad))
@@ -274,7 +274,8 @@ class Memory:
             return k
         owner = np.searchsorted(self.bases, addr, "right") - 1
         if len(self.bases):
-            bad = (owner < 0) | (addr + size > self.ends[np.maximum(owner, 0)])
+            # The size is not added to addresses: the largest ones would become negative.
+            bad = (owner < 0) | (addr > self.ends[np.maximum(owner, 0)] - size)
         else:
             bad = np.ones(addr.shape, bool)
         if mask is not None:
@@ -284,7 +285,7 @@ class Memory:
             raise BadAddress(at, int(addr.reshape(-1)[at]))
         return -1
 
-    def _within_one(self, addresses: Array, size: int, within: Sequence[Extent]) -> tuple[int, Array] | None:
+    def _single_region(self, addresses: Array, size: int, within: Sequence[Extent]) -> tuple[int, Array] | None:
         """Find the region that holds all of an access, as nearly all do.
 
         Args:
@@ -300,7 +301,7 @@ class Memory:
             return None
         base = self._starts[k]
         offsets = addresses - base
-        step = spread(offsets)[1]
+        step = alignment_and_stride(offsets)[1]
         if len(offsets) == 1 or step > 0:
             low, high = int(offsets[0]), int(offsets[-1]) + size
         else:
@@ -347,11 +348,11 @@ class Memory:
         if not addr.size:
             return np.zeros(addr.shape, dtype)
         flat = addr.reshape(-1) if mask is None else addr[mask]
-        if (found := self._within_one(flat, dtype.itemsize, within)) is not None:
+        if (found := self._single_region(flat, dtype.itemsize, within)) is not None:
             if hook is not None:
                 hook(*found, _picker(addr.shape, mask, None))
             values = self.gather(*found, dtype)
-            return values.reshape(addr.shape) if mask is None else _filled(values, mask, other)
+            return values.reshape(addr.shape) if mask is None else _with_masked_lanes(values, mask, other)
         return self._load_by_lanes(addr, mask, dtype, other, within, hook)
 
     def _load_by_lanes(
@@ -395,7 +396,7 @@ class Memory:
         data = self.regions[k].data
         if size == 1:
             return data.view(np.int8 if dtype.kind == "b" else dtype)[idx].astype(dtype, copy=False)
-        low_bits = spread(idx)[0] if idx.ndim == 1 and idx.size else int(np.bitwise_or.reduce(idx, axis=None))
+        low_bits = alignment_and_stride(idx)[0] if idx.ndim == 1 and idx.size else int(np.bitwise_or.reduce(idx, axis=None))
         if not low_bits & (size - 1) and self.aligned[k] % size == 0:
             view, shift = self._view(k, dtype), size.bit_length() - 1
             if idx.ndim == 1 and in_order(idx, size):
@@ -445,7 +446,7 @@ class Memory:
         size = value.dtype.itemsize
         shape = addr.shape
         flat, values = (addr.reshape(-1), value.reshape(-1)) if mask is None else (addr[mask], value[mask])
-        if (found := self._within_one(flat, size, within)) is not None:
+        if (found := self._single_region(flat, size, within)) is not None:
             k, offsets = found
             after = hook(k, offsets, values, _picker(shape, mask, None)) if hook is not None else None
             self._scatter(k, offsets, values)

@@ -9,25 +9,25 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 
-class _LastSpread:
-    """The offsets that were looked at last, and what ``spread`` found: each part of an access asks for the same ones."""
+class _LastOffsets:
+    """The offsets that were looked at last, and what was found: each part of an access asks for the same ones."""
 
     offsets: Array | None = None
     found: tuple[int, int] = 0, 0
 
 
-def spread(offsets: Array) -> tuple[int, int]:
-    """Look at byte offsets: how they are aligned, and whether they have one distance.
+def alignment_and_stride(offsets: Array) -> tuple[int, int]:
+    """Return how byte offsets are aligned, and the distance between neighbours if all have the same.
 
     Args:
         offsets: (n,) with n > 0. Nobody changes them afterwards.
 
     Returns:
-        A number that has a bit below the alignment set if and only if some offset is not aligned to it; and the distance between
-        neighbouring offsets, 0 where there is none that all of them have.
+        A number that is a multiple of a power of two exactly if all offsets are; and the distance in bytes, 0 where neighbours
+        have different ones or there is one offset.
     """
-    if _LastSpread.offsets is offsets:
-        return _LastSpread.found
+    if _LastOffsets.offsets is offsets:
+        return _LastOffsets.found
     n, first = len(offsets), int(offsets[0])
     step = int(offsets[1]) - first if n > 1 else 0
     # The last offset first: it tells nearly all others at a fraction of the time.
@@ -38,14 +38,14 @@ def spread(offsets: Array) -> tuple[int, int]:
         found = first | step, step
     else:
         found = int(np.bitwise_or.reduce(offsets)), 0
-    _LastSpread.offsets, _LastSpread.found = offsets, found
+    _LastOffsets.offsets, _LastOffsets.found = offsets, found
     return found
 
 
 def in_order(offsets: Array, size: int) -> bool:
     """Return whether byte offsets (n,) name neighbouring elements of ``size`` bytes in ascending order."""
     n = len(offsets)
-    return n == 1 or (n > 1 and spread(offsets)[1] == size)
+    return n == 1 or (n > 1 and alignment_and_stride(offsets)[1] == size)
 
 
 class Shadow:
@@ -76,7 +76,7 @@ class Shadow:
             slice instead, which is much faster to read and write.
         """
         grain = min(self.grain, size)
-        if grain > 1 and len(offsets) and spread(offsets)[0] & (grain - 1):
+        if grain > 1 and len(offsets) and alignment_and_stride(offsets)[0] & (grain - 1):
             grain = 1
         if grain < self.grain:
             for k, v in self.arrays.items():
@@ -152,7 +152,7 @@ def _words(mask: Array, offsets: Array, size: int) -> tuple[Array, Array | slice
     # Memory of its own is aligned to 16 bytes; asking for an address takes as long as a small access.
     if not mask.flags.c_contiguous or (mask.base is not None and mask.ctypes.data % size):
         return None
-    if size > 1 and len(offsets) and spread(offsets)[0] & (size - 1):
+    if size > 1 and len(offsets) and alignment_and_stride(offsets)[0] & (size - 1):
         return None
     view = mask[: mask.size // size * size].view(f"u{size}")
     if in_order(offsets, size):
