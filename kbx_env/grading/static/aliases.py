@@ -106,7 +106,7 @@ class Names:
     """The paths that names and expressions of a source may stand for; in doubt rather too many than too few.
 
     Args:
-        tree: the source.
+        nodes: of the source.
         bound: pairs of a target and the value assigned to it.
         folding: the values of string expressions.
 
@@ -114,13 +114,13 @@ class Names:
         imported: the modules that the source imports.
     """
 
-    def __init__(self, tree: ast.AST, bound: Iterable[tuple[ast.expr, ast.expr]], folding: Folding) -> None:
+    def __init__(self, nodes: Iterable[ast.AST], bound: Iterable[tuple[ast.expr, ast.expr]], folding: Folding) -> None:
         self._folding = folding
         self._known: dict[str, set[str]] = defaultdict(set)
         for name in _NAMED:
             self._known[name].add(f"builtins.{name}")
         self.imported: set[str] = set()
-        for node in ast.walk(tree):
+        for node in nodes:
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     self.imported.add(alias.name)

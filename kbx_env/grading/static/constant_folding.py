@@ -18,9 +18,9 @@ _METHODS = frozenset("lower upper strip lstrip rstrip replace removeprefix remov
 Value = str | int
 
 
-def assignments(tree: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield pairs of a target and the value that is assigned to it, wherever the text shows both."""
-    for node in ast.walk(tree):
+def assignments(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield pairs of a target and the value that is assigned to it, wherever the nodes of a source show both."""
+    for node in nodes:
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 yield from _pairs(target, node.value)

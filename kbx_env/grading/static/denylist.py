@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ast
 import re
-import symtable
+from collections.abc import Sequence
 
 from kbx_env.grading.static.aliases import MODULES, Names, forbidden, is_module, step
 from kbx_env.grading.static.constant_folding import Folding, assignments
+from kbx_env.grading.static.nodes import Source
 from kbx_env.grading.static.scopes import FunctionNode, ScopeKey, inner_tables, key_of, names_read
 from kbx_env.outcome import Violation
 
@@ -36,6 +37,8 @@ torch.autograd.inference_mode string.Formatter
 """.split())  # fmt: skip
 _ALLOWED = "allowed: torch, triton, math, random, typing, ..."
 _MAX_VIOLATIONS = 20
+_ANNOTATED = (ast.arg, ast.AnnAssign, ast.FunctionDef, ast.AsyncFunctionDef)
+"""Nodes with an annotation, in ``annotation`` or ``returns``."""
 _WORD = re.compile(r"[^\W\d]\w*")
 _FORMATTED = re.compile(r"\{[^{}]*[.\[](__\w+__)")
 _DOTTED = re.compile(r"[\w.\[\]]+")
@@ -45,8 +48,7 @@ class Violations:
     """The forbidden names of a source.
 
     Args:
-        tree: the source.
-        table: the compiler's symbol table of the same source.
+        source: the source, parsed.
 
     Attributes:
         found: the violations, at most twenty.
@@ -54,17 +56,17 @@ class Violations:
         names: the module paths that names of the source stand for.
     """
 
-    def __init__(self, tree: ast.Module, table: symtable.SymbolTable) -> None:
+    def __init__(self, source: Source) -> None:
         self.found: list[Violation] = []
         self.idle: list[Violation] = []
-        self._mentioned = _mentioned(tree)
+        self._mentioned = _mentioned(source.nodes)
         self._reported: set[tuple[int, str]] = set()
-        bound = list(assignments(tree))
+        bound = list(assignments(source.nodes))
         self._folding = Folding(bound)
-        self.names = Names(tree, bound, self._folding)
-        self._fields = _own_fields(tree)
-        self._free = _builtins_used(tree, table)
-        for node in ast.walk(tree):
+        self.names = Names(source.nodes, bound, self._folding)
+        self._fields = _own_fields(source)
+        self._free = _builtins_used(source)
+        for node in source.nodes:
             self._look(node)
 
     def _add(self, rule: str, node: ast.AST, detail: str, *, idle: bool = False) -> None:
@@ -88,7 +90,8 @@ class Violations:
             self._look_at_call(node)
         if isinstance(node, ast.expr):
             self._look_at_strings(node)
-        for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+        elif isinstance(node, _ANNOTATED):
+            annotation = node.returns if isinstance(node, FunctionNode) else node.annotation
             if annotation is not None:
                 self._look_at_annotation(annotation)
 
@@ -152,10 +155,10 @@ class Violations:
                     self._look(part)
 
 
-def _mentioned(tree: ast.AST) -> set[str]:
+def _mentioned(nodes: Sequence[ast.AST]) -> set[str]:
     """Return every name that the source mentions outside of its imports, also as a word of a string."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Name):
             found.add(node.id)
         elif isinstance(node, ast.Attribute):
@@ -167,15 +170,15 @@ def _mentioned(tree: ast.AST) -> set[str]:
     return found
 
 
-def _own_fields(tree: ast.AST) -> set[ast.AST]:
+def _own_fields(source: Source) -> set[ast.AST]:
     """Return the attribute nodes that use a name of ``FIELDS`` on ``self`` in a class that assigns it itself."""
     own: set[ast.AST] = set()
-    for cls in (n for n in ast.walk(tree) if isinstance(n, ast.ClassDef)):
+    for cls in (n for n in source.nodes if isinstance(n, ast.ClassDef)):
         seen: list[ast.Attribute] = []
         kept: set[str] = set()
         for method in (n for n in cls.body if isinstance(n, FunctionNode)):
             args = [*method.args.posonlyargs, *method.args.args]
-            inside = list(ast.walk(method))
+            inside = list(source.below(method))
             if not args or any(
                 isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and n.id == args[0].arg for n in inside
             ):
@@ -188,16 +191,16 @@ def _own_fields(tree: ast.AST) -> set[ast.AST]:
     return own
 
 
-def _builtins_used(tree: ast.Module, table: symtable.SymbolTable) -> set[ast.AST]:
+def _builtins_used(source: Source) -> set[ast.AST]:
     """Return the nodes where the name of a forbidden builtin means the builtin, not a parameter or local of a function.
 
     A local that is not bound is an error, and so is a cell; a global, or a name of a class, falls back to the builtin.
     """
     bound: dict[ScopeKey, set[str]] = {}
-    for scope in inner_tables(table):
+    for scope in inner_tables(source.table):
         local = scope.get_type() == "function"
         own = {s.get_name() for s in scope.get_symbols() if s.is_free() or (local and s.is_local())}
         key = key_of(scope)
         # Two lambdas of one line cannot be told apart: a name must be bound in both.
         bound[key] = bound[key] & own if key in bound else own
-    return {node for node, own in names_read(tree, bound, set()) if node.id in NAMES - own}
+    return {node for node, own in names_read(source, bound, set()) if node.id in NAMES - own}

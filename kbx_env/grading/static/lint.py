@@ -17,12 +17,12 @@ import builtins
 import functools
 import inspect
 import itertools
-import symtable
 import types
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 from kbx_env.grading.static.aliases import Names, is_module, module_at
+from kbx_env.grading.static.nodes import Source
 from kbx_env.grading.static.scopes import ScopeKey, inner_tables, key_of, names_read
 from kbx_env.outcome import LAUNCHLESS
 
@@ -38,28 +38,37 @@ _WRAPS = frozenset({
 })  # fmt: skip
 _PROBES = frozenset({"hasattr", "getattr", "dir", "find_spec", "import_module", "__version__"})
 """A source that uses one of these may ask which attributes there are before it uses them."""
+# Tuples, because the checks ask for the type of every node, and a union of types is made anew each time.
+_DEFS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_NAMED = (*_DEFS, ast.ClassDef)
+_SCOPES = (*_NAMED, ast.Lambda)
+_IMPORTS = (ast.Import, ast.ImportFrom)
+_TRIES = (ast.Try, ast.TryStar)
+_CONDITIONAL = (ast.If, ast.IfExp, ast.While)
+_READ = (ast.Name, ast.Attribute, ast.ImportFrom)
+_BINDING = (
+    *_NAMED, ast.arg, ast.Global, ast.Nonlocal, ast.ExceptHandler, ast.MatchAs, ast.MatchStar, ast.MatchMapping
+)  # fmt: skip
 _MAX_LETTERS = 200
 _MAX_PARAMETERS = 200
 _Found = tuple[ast.AST, str]
 
 
-def slips(tree: ast.Module, table: symtable.SymbolTable, names: Names) -> tuple[str, ...]:
+def slips(source: Source, names: Names) -> tuple[str, ...]:
     """List the errors that are certain where they are reached.
 
     Args:
-        tree: the source.
-        table: the compiler's symbol table of the same source.
+        source: the source, parsed.
         names: the module paths that names of the source stand for.
 
     Returns:
         At most ``MAX_SLIPS`` texts of the form ``line N: error``, by line, each error once with its first line. A source
         that launches no kernel has ``LAUNCHLESS`` first, without a line.
     """
-    nodes = list(ast.walk(tree))
-    functions = _Functions(tree, nodes, names)
-    doubtful = _doubtful(tree)
+    functions = _Functions(source, names)
+    doubtful = _doubtful(source)
     found: dict[str, int] = {}
-    for node, text in itertools.chain(_undefined(tree, nodes, table), _missing(nodes, names), functions.found()):
+    for node, text in itertools.chain(_undefined(source), _missing(source, names), functions.found()):
         if id(node) not in doubtful:
             line: int = getattr(node, "lineno", 1)
             text = text[:_MAX_LETTERS]
@@ -72,35 +81,36 @@ def slips(tree: ast.Module, table: symtable.SymbolTable, names: Names) -> tuple[
     return tuple(f"line {line}: {text}" if line else text for line, text in ordered[:MAX_SLIPS])
 
 
-def _doubtful(tree: ast.Module) -> set[int]:
+def _doubtful(source: Source) -> set[int]:
     """Return the ids of nodes whose failure may be intended.
 
     These are nodes in a ``try`` with handlers or under ``contextlib.suppress``, and conditional imports: they may be
     there for another version of a library.
     """
     found = set[int]()
-    waiting: list[tuple[ast.AST, bool, bool]] = [(tree, False, False)]
+    waiting: list[tuple[ast.AST, bool, bool]] = [(source.tree, False, False)]
     while waiting:
         node, unsure, conditional = waiting.pop()
-        if isinstance(node, ast.Try | ast.TryStar):
+        if isinstance(node, _TRIES):
             unsure = unsure or bool(node.handlers)
         elif isinstance(node, ast.With):
             calls = [i.context_expr for i in node.items if isinstance(i.context_expr, ast.Call)]
             unsure = unsure or any(_last(c.func) == "suppress" for c in calls)
-        elif isinstance(node, ast.If | ast.IfExp | ast.While):
+        elif isinstance(node, _CONDITIONAL):
             conditional = True
         if unsure or (conditional and isinstance(node, ast.ImportFrom)):
             found.add(id(node))
-        waiting += ((n, unsure, conditional) for n in ast.iter_child_nodes(node))
+        waiting += [(n, unsure, conditional) for n in source.children[node]]
     return found
 
 
 # --- names and attributes -----------------------------------------------------------------------------
 
 
-def _undefined(tree: ast.Module, nodes: Sequence[ast.AST], table: symtable.SymbolTable) -> Iterator[_Found]:
+def _undefined(source: Source) -> Iterator[_Found]:
     """Yield the names that no scope around them binds anywhere, in any order and under any condition."""
-    imports = [n for n in nodes if isinstance(n, ast.ImportFrom)]
+    table = source.table
+    imports = [n for n in source.nodes if isinstance(n, ast.ImportFrom)]
     if any(a.name == "*" for n in imports for a in n.names):
         return
     scopes = list(inner_tables(table))
@@ -112,41 +122,45 @@ def _undefined(tree: ast.Module, nodes: Sequence[ast.AST], table: symtable.Symbo
     bound: dict[ScopeKey, set[str]] = defaultdict(set)
     for t in scopes:  # scopes that cannot be told apart bind together
         bound[key_of(t)] |= {s.get_name() for s in t.get_symbols() if s.is_free() or s.is_local()}
-    quiet = _unread(nodes)
-    for node, own in names_read(tree, bound, unbound):
+    if not unbound:
+        return
+    quiet = _unread(source)
+    for node, own in names_read(source, bound, unbound):
         if node.id in unbound and node.id not in own and id(node) not in quiet:
             yield node, f"name {node.id!r} is not defined"
 
 
-def _unread(nodes: Sequence[ast.AST]) -> set[int]:
+def _unread(source: Source) -> set[int]:
     """Return the ids of nodes in annotations that Python does not evaluate.
 
     With any import from ``__future__`` these are all annotations; otherwise the annotations of local variables.
     """
+    nodes = source.nodes
     postponed = any(isinstance(n, ast.ImportFrom) and n.module == "__future__" for n in nodes)
     parts: list[ast.AST | None] = []
     if postponed:
         parts += [getattr(n, "annotation", None) for n in nodes] + [getattr(n, "returns", None) for n in nodes]
     else:
-        waiting = [n for f in nodes if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef) for n in f.body]
+        waiting = [n for f in nodes if isinstance(f, _DEFS) for n in f.body]
         while waiting:
             statement = waiting.pop()
             parts.append(statement.annotation if isinstance(statement, ast.AnnAssign) else None)
-            if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):  # scopes of their own
-                waiting += [n for n in ast.iter_child_nodes(statement) if isinstance(n, ast.stmt)]
+            if not isinstance(statement, _NAMED):  # scopes of their own
+                waiting += [n for n in source.children[statement] if isinstance(n, ast.stmt)]
                 waiting += [n for h in getattr(statement, "handlers", ()) for n in h.body]
                 waiting += [n for c in getattr(statement, "cases", ()) for n in c.body]
-    return {id(n) for part in parts if isinstance(part, ast.AST) for n in ast.walk(part)}
+    return {id(n) for part in parts if isinstance(part, ast.AST) for n in source.below(part)}
 
 
-def _missing(nodes: Sequence[ast.AST], names: Names) -> Iterator[_Found]:
+def _missing(source: Source, names: Names) -> Iterator[_Found]:
     """Yield attributes and imports that a module does not have.
 
     Nothing is yielded for a source that itself asks which attributes there are, nor for attributes that it assigns.
     """
-    if any(_last(n) in _PROBES for n in nodes if isinstance(n, ast.Name | ast.Attribute)):
+    nodes = [n for n in source.nodes if isinstance(n, _READ)]
+    if any(_last(n) in _PROBES for n in nodes):
         return
-    sure, quiet = _imported_only(nodes), _unread(nodes)
+    sure, quiet = _imported_only(source.nodes), _unread(source)
     made = {n.attr for n in nodes if isinstance(n, ast.Attribute) and not isinstance(n.ctx, ast.Load)}
     for node in nodes:
         if id(node) in quiet:
@@ -175,10 +189,12 @@ def _lacks(path: str, name: str) -> bool:
 
 def _bound_by(node: ast.AST) -> list[str]:
     """Return the names that a node binds; imports are left out."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return [node.name]
     if isinstance(node, ast.Name):
         return [] if isinstance(node.ctx, ast.Load) else [node.id]
+    if not isinstance(node, _BINDING):
+        return []
+    if isinstance(node, _NAMED):
+        return [node.name]
     if isinstance(node, ast.arg):
         return [node.arg]
     if isinstance(node, ast.Global | ast.Nonlocal):
@@ -189,7 +205,7 @@ def _bound_by(node: ast.AST) -> list[str]:
 
 
 def _imported_by(node: ast.AST) -> list[str]:
-    return [a.asname or a.name.partition(".")[0] for a in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+    return [a.asname or a.name.partition(".")[0] for a in node.names] if isinstance(node, _IMPORTS) else []
 
 
 def _imported_only(nodes: Sequence[ast.AST]) -> set[str]:
@@ -217,10 +233,11 @@ class _Functions:
     neither a kernel nor a host function.
     """
 
-    def __init__(self, tree: ast.Module, nodes: Sequence[ast.AST], names: Names) -> None:
-        self._names, self._sure = names, _imported_only(nodes)
+    def __init__(self, source: Source, names: Names) -> None:
+        nodes = source.nodes
+        self._source, self._names, self._sure = source, names, _imported_only(nodes)
         every = [n for n in nodes if isinstance(n, ast.FunctionDef)]
-        defined = [n for n in tree.body if isinstance(n, ast.FunctionDef)]
+        defined = [n for n in source.tree.body if isinstance(n, ast.FunctionDef)]
         bound = Counter(name for n in nodes for name in (*_bound_by(n), *_imported_by(n)))
         self._own = {d.name: d for d in defined if bound[d.name] == 1}
         self._kernels = {n.name for n in defined if self._is_kernel(n)}
@@ -228,7 +245,7 @@ class _Functions:
         jit_called = any(id(n) not in decorators and self._is_jit(n) for n in nodes)
         self._host = set() if jit_called else {n.name for n in defined if not n.decorator_list}
         kernels = [n for n in every if self._is_kernel(n)]  # also in factories and classes
-        inside = {id(x) for n in kernels for x in ast.walk(n)}
+        inside = {id(x) for n in kernels for x in source.below(n)}
         named = {_last(x) for x in nodes if id(x) not in inside}
         known = len(kernels) == sum(1 for n in every if n.decorator_list)
         self.launchless = known and not jit_called and not named & {n.name for n in kernels}
@@ -248,7 +265,7 @@ class _Functions:
         for name, node in self._own.items():
             if name not in self._kernels | self._host:
                 continue
-            for inner in _within(node):
+            for inner in _within(self._source, node):
                 if name in self._kernels and (text := _untranslated(inner)) is not None:
                     yield inner, text
                 if isinstance(inner, ast.Call) and (text := self._call(inner, name in self._kernels)) is not None:
@@ -301,14 +318,14 @@ def _dotted(node: ast.expr) -> str:
     return ".".join([_last(node), *reversed(parts)])
 
 
-def _within(node: ast.FunctionDef) -> Iterator[ast.AST]:
+def _within(source: Source, node: ast.FunctionDef) -> Iterator[ast.AST]:
     """Yield the nodes of a function's own body, without the bodies of functions and classes that are defined in it."""
     waiting: list[ast.AST] = list(node.body)
     while waiting:
         inner = waiting.pop()
         yield inner
-        if not isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-            waiting += ast.iter_child_nodes(inner)
+        if not isinstance(inner, _SCOPES):
+            waiting += source.children[inner]
 
 
 @functools.lru_cache(1 << 12)

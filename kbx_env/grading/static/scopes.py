@@ -10,6 +10,8 @@ import ast
 import symtable
 from collections.abc import Iterator, Mapping
 
+from kbx_env.grading.static.nodes import Source
+
 ScopeKey = tuple[str, int]
 """Name and first line of a scope. Two lambdas of one line have the same key."""
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
@@ -34,32 +36,32 @@ def key_of(table: symtable.SymbolTable) -> ScopeKey:
     return table.get_name(), table.get_lineno()
 
 
-def names_read(
-    tree: ast.Module, bound: Mapping[ScopeKey, set[str]], unknown: set[str]
-) -> Iterator[tuple[ast.Name, set[str]]]:
+def names_read(source: Source, bound: Mapping[ScopeKey, set[str]], unknown: set[str]) -> Iterator[tuple[ast.Name, set[str]]]:
     """Yield every name that is read, with the names that its innermost scope binds.
 
     Args:
-        tree: the source.
+        source: the source, parsed.
         bound: the names that each scope inside the module binds; the set of the module itself is empty.
         unknown: the set for a scope that ``bound`` lacks.
 
     Yields:
         The syntax node of the name, and the set of its scope.
     """
-    work: list[tuple[ast.AST, set[str]]] = [(tree, set())]
+    work: list[tuple[ast.AST, set[str]]] = [(source.tree, set())]
     while work:
         node, own = work.pop()
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            yield node, own
+        if isinstance(node, ast.Name):
+            if isinstance(node.ctx, ast.Load):
+                yield node, own
+            continue
         if type(node) not in _TABLE_NAMES:
-            work += [(child, own) for child in ast.iter_child_nodes(node)]
+            work += [(child, own) for child in source.children[node]]
             continue
         name = _TABLE_NAMES[type(node)] or str(getattr(node, "name", ""))
         inner = bound.get((name, int(getattr(node, "lineno", 0))), unknown)
         outside = set(_evaluated_outside(node))
         work += [(child, own) for child in outside]
-        work += [(child, inner) for child in _evaluated_inside(node) if child not in outside]
+        work += [(child, inner) for child in _evaluated_inside(source, node) if child not in outside]
 
 
 def _evaluated_outside(node: ast.AST) -> list[ast.AST]:
@@ -73,8 +75,8 @@ def _evaluated_outside(node: ast.AST) -> list[ast.AST]:
     return [node.generators[0].iter]  # type: ignore[attr-defined]
 
 
-def _evaluated_inside(node: ast.AST) -> list[ast.AST]:
+def _evaluated_inside(source: Source, node: ast.AST) -> list[ast.AST]:
     inside: list[ast.AST] = []
-    for child in ast.iter_child_nodes(node):
-        inside += ast.iter_child_nodes(child) if isinstance(child, ast.comprehension) else [child]
+    for child in source.children[node]:
+        inside += source.children[child] if isinstance(child, ast.comprehension) else [child]
     return inside

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from kbx_env.grading.static.denylist import Violations
 from kbx_env.grading.static.lint import slips
+from kbx_env.grading.static.nodes import Source, walked
 from kbx_env.outcome import Verdict, Violation
 from kbx_env.spec.task import Task
 
@@ -68,16 +69,16 @@ def screen(task: Task, source: str | bytes, *, as_published: bool = False) -> Sc
     """
     try:
         text = _decode(source.encode("utf-8", "surrogatepass") if isinstance(source, str) else source)
-        tree, table = _parse(task, text, as_published)
+        parsed = _parse(task, text, as_published)
         try:
-            checked = Violations(tree, table)
+            checked = Violations(parsed)
         except RecursionError:
             raise _Malformed("the source is nested too deeply") from None
     except _Malformed as e:
         return Screened(verdict=Verdict.MALFORMED, message=str(e))
     certain: tuple[str, ...] = ()
     with contextlib.suppress(RecursionError):  # no verdict depends on these
-        certain = slips(tree, table, checked.names)
+        certain = slips(parsed, checked.names)
     found = tuple(checked.found)
     if found:
         shown = "; ".join(v.detail for v in found[:3])
@@ -86,7 +87,7 @@ def screen(task: Task, source: str | bytes, *, as_published: bool = False) -> Sc
         idle = tuple(v.detail for v in checked.idle)
         message = "; ".join(f"{detail}: it cannot be imported and nothing uses it" for detail in idle[:3])
         return Screened(text, Verdict.COMPILE_ERROR, message, (), tuple(sorted({*idle, *certain}, key=_line)))
-    return Screened(text, slips=certain, gate=(_gate(task, tree) or "") if as_published else "")
+    return Screened(text, slips=certain, gate=(_gate(task, parsed.tree) or "") if as_published else "")
 
 
 def _line(slip: str) -> int:
@@ -117,19 +118,19 @@ def _decode(data: bytes) -> str:
     return text
 
 
-def _parse(task: Task, text: str, as_published: bool) -> tuple[ast.Module, symtable.SymbolTable]:
-    """Return the syntax tree and the symbol table of a source that defines the task's entry."""
+def _parse(task: Task, text: str, as_published: bool) -> Source:
+    """Parse a source that defines the task's entry."""
     tree = _compiled(lambda: ast.parse(text))
-    nodes = sum(1 for _ in ast.walk(tree))
-    if nodes > MAX_NODES:
-        raise _Malformed(f"the source has {nodes} syntax nodes; at most {MAX_NODES}")
+    nodes, children = walked(tree)
+    if len(nodes) > MAX_NODES:
+        raise _Malformed(f"the source has {len(nodes)} syntax nodes; at most {MAX_NODES}")
     try:
         entry = _entry(task, tree, as_published)
     except RecursionError:
         raise _Malformed("the source is nested too deeply") from None
     if entry is not None:
         raise _Malformed(entry)
-    return tree, _compiled(lambda: symtable.symtable(text, "source", "exec"))
+    return Source(tree, _compiled(lambda: symtable.symtable(text, "source", "exec")), nodes, children)
 
 
 def _compiled(parse: Callable[[], _Parsed]) -> _Parsed:

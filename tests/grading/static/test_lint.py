@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from kbx_env.envs.prompt import feedback
 from kbx_env.grading.static.denylist import Violations
 from kbx_env.grading.static.lint import MAX_SLIPS, slips
+from kbx_env.grading.static.nodes import Source, walked
 from kbx_env.grading.static.screen import screen
 from kbx_env.outcome import LAUNCHLESS, Fault, Outcome, Stage, Verdict
 from kbx_env.spec.catalog import expert_source, load_task, load_tasks
@@ -25,9 +26,14 @@ KERNEL = HEAD + "@triton.jit\ndef k(x, y, n, B: tl.constexpr):\n    i = tl.arang
 ZOO = Path(__file__).parents[2] / "zoo/honest"
 
 
+def parsed_from(source: str) -> Source:
+    tree = ast.parse(source)
+    return Source(tree, symtable.symtable(source, "source", "exec"), *walked(tree))
+
+
 def told(source: str) -> tuple[str, ...]:
-    tree, table = ast.parse(source), symtable.symtable(source, "source", "exec")
-    return slips(tree, table, Violations(tree, table).names)
+    parsed = parsed_from(source)
+    return slips(parsed, Violations(parsed).names)
 
 
 def found(source: str) -> list[str]:
@@ -138,9 +144,9 @@ def test_what_is_not_certain_is_left_out(source: str) -> None:
     ],
 )  # fmt: skip
 def test_long_sources_take_no_longer_than_their_length(source: str) -> None:
-    tree, table = ast.parse(source), symtable.symtable(source, "source", "exec")
-    names, began = Violations(tree, table).names, time.process_time()
-    slips(tree, table, names)
+    began = time.process_time()
+    parsed = parsed_from(source)
+    slips(parsed, Violations(parsed).names)
     assert time.process_time() - began < 5, "a tenth of that, if the machine is idle"
 
 
