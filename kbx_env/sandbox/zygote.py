@@ -32,6 +32,11 @@ _SET_NAME = 15
 """Options of prctl."""
 
 
+COLLECT_AFTER = 50_000
+"""New objects in a fork after which cycles are collected. A fork lives for one grading, and Triton's compiler makes so many objects
+that it would collect some dozen times a kernel."""
+
+
 class Children:
     """The processes forked here, and orphans of theirs, which this process adopts (a subreaper).
 
@@ -321,6 +326,7 @@ def main() -> None:
     # Objects that exist now are excluded from garbage collection: a collection in a fork would copy their pages.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(COLLECT_AFTER)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     server = Server(control, closes=True)
     control.sendall(b"R")

@@ -108,7 +108,7 @@ class Engine:
 
     def begin(
         self, seconds: float, moves: bool = False, picks: bool = False, torch_ops: bool = False, ablate: bool = False,
-        values: bool = False,
+        values: bool = False, detail: bool = True,
     ) -> None:  # fmt: skip
         """Start a call: reset the counters. The memory stays, but counts as neither stored by this call nor made of its inputs.
 
@@ -120,6 +120,7 @@ class Engine:
             ablate: Skip every launch.
             values: The host code may bring in any number of constants, and faults that a GPU does not show end nothing (the
                 paper's check).
+            detail: Count sectors and repeated reads. Calls of which nobody asks for them take less time without.
         """
         self.deadline = time.process_time() + seconds
         self.moves, self.picks, self.torch_ops, self.ablate, self.host_bytes = moves, picks, torch_ops, ablate, 0
@@ -135,7 +136,7 @@ class Engine:
             s.passed = None
             # Memory that outlives a call holds nothing of this call's inputs: a kept result depends on none of them.
             s.inputs, s.dots = set(), set()
-        self.meter, self.counters = ttir.Meter(detail=True), CallCounters()
+        self.meter, self.counters = ttir.Meter(detail=detail), CallCounters()
         self.sanitizer = ttir.Sanitizer()
 
     # -- commands of the grader --------------------------------------------------------------------

@@ -85,7 +85,7 @@ class EngineServer:
         if header.get("begin") is not None:
             self.replay = Replay(self.engine) if header.get("keep") else None
             flags = {k: header.get(k) is True for k in ("moves", "picks", "torch_ops", "ablate", "values")}
-            self.engine.begin(float(header["begin"]), **flags)
+            self.engine.begin(float(header["begin"]), **flags, detail=header.get("detail") is not False)
         if self.replay is not None:
             self.replay.record(header, blobs)
         for name, base, size, offset, blob, spec in header.get("inputs", []):

@@ -127,6 +127,18 @@ def _is_plainly_right(task: Task, case: Case, args: Mapping[str, Any], exact_ans
     return isinstance(task.truth, Close) and close.meets_declared(task.truth, exact_answer, answer)
 
 
+def _is_plainly_wrong(
+    task: Task, case: Case, args: Mapping[str, Any], expected: Expected, answer: Answer, measured: close.Measured
+) -> bool:  # fmt: skip
+    """Return whether some elements of an answer tell that ``_rule`` refuses it; arguments as there."""
+    truth, keep = task.truth, None
+    if isinstance(truth, Dropout) and not statistical.rate_of(task, case)[1]:
+        truth, keep = truth.close, True
+    if not isinstance(truth, Close) or not structure.rule(task, case, args, expected, answer).passed:
+        return False
+    return close.plainly_wrong(truth, task, case, args, expected, answer, measured, keep=keep)
+
+
 def _rule(
     task: Task, case: Case, args: Mapping[str, Any], expected: Expected, answers: Sequence[Answer], device: str,
     generator_seeds: Sequence[int], timed: bool, earlier: list[Any] | None = None, measured: close.Measured | None = None,
@@ -238,6 +250,8 @@ def is_trivial(task: Task, case: Case, args: Mapping[str, Any]) -> bool:
     if isinstance(task.truth, QuantizationScheme):
         shared["variants"] = list(contract.variants(task, case, args, expected, "cpu"))
     for answer in canaries(task, case, args, expected).values():
+        if _is_plainly_wrong(task, case, args, expected, answer, shared["measured"]):
+            continue
         answers = [answer] * calls_needed(task, case)
         if _rule(task, case, args, expected, answers, "cpu", (), True, **shared) == PASSED:
             return True

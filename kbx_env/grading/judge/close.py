@@ -42,6 +42,9 @@ UNLUCKY = 3.0
 a third of its expectation once in 1000 times, and below a half once in 50."""
 NEIGHBOURS = 0.5
 """Least noise of an element, as a share of the median noise of its row and column, limited by ``LUCK``."""
+SAMPLED = 4096
+"""Elements at most at which ``plainly_wrong`` looks; it asks for a gross error in one of ``MOSTLY`` of them."""
+MOSTLY = 4
 PIECE = 1 << 21
 """Elements of a tensor that are compared at a time: 16 MiB in fp64, so that all temporaries fit into the cache of a GPU."""
 JUMP = 2.0**20
@@ -475,6 +478,58 @@ def meets_declared(truth: Close, expected: Expected, answer: Answer) -> bool:
     return True
 
 
+def _noise(
+    truth: Close, task: Task, case: Case, args: Mapping[str, Any], expected: Expected, device: str,
+    keep: bool | torch.Tensor | None, draws: int,
+) -> list[torch.Tensor]:  # fmt: skip
+    """Return the change of each result per unit of input noise; arguments as for ``rule`` and ``reference.sensitivity``."""
+    outputs, written = reference.sensitivity(task, case, args, expected, device, keep=keep, draws=draws)
+    found = [*outputs, *written.values()]
+    return [without_luck(m) for m in found] if draws > 1 and _products(truth, task, case, expected) else found
+
+
+def plainly_wrong(
+    truth: Close, task: Task, case: Case, args: Mapping[str, Any], expected: Expected, answer: Answer, measured: Measured,
+    device: str = "cpu", *, keep: bool | torch.Tensor | None = None,
+) -> bool:  # fmt: skip
+    """Return whether a sample of an answer's elements is so wrong that ``rule`` refuses the answer after one draw of noise.
+
+    Answers that need no computation nearly always are. A look at some elements is a tenth of the work.
+
+    Args:
+        truth: the tolerances.
+        task: the task.
+        case: the case.
+        args: the arguments of the call.
+        expected: the reference's answers.
+        answer: an answer that ``structure.rule`` has passed.
+        measured: of this call.
+        device: where the reference is evaluated.
+        keep: see ``reference.expect``.
+
+    Returns:
+        False also where only ``rule`` can tell.
+    """
+    if truth.rival is not None:
+        return False
+    for i, (_, got, exact, native, size) in enumerate(pairs(expected, answer)):
+        if not got.dtype.is_floating_point or not got.numel():
+            continue
+        this, exact = _of_result(truth, i), exact.to(torch.float64)
+        dtype = _as_judged(this, got.new_empty(0)).dtype
+        scale, factor = measured.tolerance(i, dtype, partial(_tolerance, this, dtype, native, exact, size))
+        moved = measured.moved(1, partial(_noise, truth, task, case, args, expected, device, keep, 1))[i]
+        slack = measured.slack(i, dtype, 1, partial(_allowed, this, task, case, expected, moved, exact, dtype, size))
+        # An odd step meets all columns of a matrix with an even number of them.
+        every = slice(None, None, exact.numel() // SAMPLED | 1)
+        right, sizes = exact.reshape(-1)[every], None if size is None else size.expand(exact.shape).reshape(-1)[every]
+        limit = torch.maximum(scale.units(right, dtype, sizes).mul_(factor), slack.reshape(-1)[every])
+        ratio = _ratio(_as_judged(this, got.reshape(-1)[every]).to(exact.device), right, limit)
+        if int((ratio > GROSS).sum()) * MOSTLY > ratio.numel():
+            return True
+    return False
+
+
 def rule(
     truth: Close, task: Task, case: Case, args: Mapping[str, Any], expected: Expected, answer: Answer,
     device: str = "cpu", *, keep: bool | torch.Tensor | None = None, measured: Measured | None = None,
@@ -497,12 +552,6 @@ def rule(
     """
     measured = Measured(keeps=False) if measured is None else measured
     declared = truth
-
-    def noise(draws: int) -> list[torch.Tensor]:
-        outputs, written = reference.sensitivity(task, case, args, expected, device, keep=keep, draws=draws)
-        found = [*outputs, *written.values()]
-        return [without_luck(m) for m in found] if draws > 1 and _products(truth, task, case, expected) else found
-
     for i, (name, got, exact, native, size) in enumerate(pairs(expected, answer)):
         truth = _of_result(declared, i)
         if not got.dtype.is_floating_point:
@@ -529,7 +578,7 @@ def rule(
             # The noise of a few draws is small by luck for all elements at once where one direction of a matrix dominates.
             if not bool(wrong.any()) or (draws == MANY and float(ratio.max()) > UNLUCKY):
                 break
-            moved = measured.moved(draws, partial(noise, draws))[i]
+            moved = measured.moved(draws, partial(_noise, declared, task, case, args, expected, device, keep, draws))[i]
             allowed = partial(_allowed, truth, task, case, expected, moved, exact, got.dtype, size)
             extra = measured.slack(i, got.dtype, draws, allowed)
             ratio, wrong = misses(truth, got, exact, native, extra, size, tolerance)

@@ -368,7 +368,8 @@ class RunnerSession:
         Returns:
             The arguments and the untrusted result.
         """
-        return self.make_call(self.draw_call(case, index, mode, repeat, quiet=quiet), keep=keep)
+        # Traffic is counted in the first call of a case.
+        return self.make_call(self.draw_call(case, index, mode, repeat, quiet=quiet), keep=keep, detail=repeat == 0)
 
     def redrawn(self, case: Case, index: int, first: CallResult, turn: int, few: int = 0) -> dict[str, Any]:
         """Draw arguments for ``call_again``, most of whose values are those of the last call.
@@ -410,7 +411,7 @@ class RunnerSession:
         header = self.header(sent, generator_seed, blobs, "aside")
         header |= {"op": "call", "mode": "run", "seconds": max(0.1, self.budget.left), "reuse": True, "keep": True}
         reply, _ = self.ask(header, blobs)
-        found = self._traced(self.engine, args, sent, generator_seed, reply)
+        found = self._traced(self.engine, args, sent, generator_seed, reply, detail=False)
         if self._bases != before:
             text = "the arguments of a repeated call are not in the memory of the call before"
             raise GradingAborted(Verdict.REJECTED, text, [Violation("tampering", text)])
@@ -439,12 +440,13 @@ class RunnerSession:
         generator_seed += turn in ("again", "copy")  # the state after the first call
         return DrawnCall(args, sent, header | {"op": "call", "mode": mode}, blobs, generator_seed)
 
-    def make_call(self, drawn: DrawnCall, *, keep: bool = False) -> CallResult:
+    def make_call(self, drawn: DrawnCall, *, keep: bool = False, detail: bool = True) -> CallResult:
         """Make a call that was drawn.
 
         Args:
             drawn: from ``draw_call``.
             keep: keep the tensors of the arguments for ``call_again``.
+            detail: count sectors and repeated reads (CPU tier).
 
         Returns:
             The arguments and the untrusted result.
@@ -459,7 +461,7 @@ class RunnerSession:
         ablated = mode == "ablate" and self.engine is None
         reply, data = self._ablated(header, blobs) if ablated else self.ask(header, blobs)
         if self.engine is not None:
-            return self._traced(self.engine, args, drawn.sent, generator_seed, reply, ablate=mode == "ablate")
+            return self._traced(self.engine, args, drawn.sent, generator_seed, reply, ablate=mode == "ablate", detail=detail)
         with readable():
             answer, broken = self._answer(reply, data)
             launches, dots = count(reply.get("launches", 0)), [str(d)[:60] for d in list(reply.get("dots", []))[:100]]
@@ -485,7 +487,7 @@ class RunnerSession:
 
     def _traced(
         self, engine: Engine, args: dict[str, Any], sent: dict[str, Any], generator_seed: int, reply: dict[str, Any],
-        *, ablate: bool = False,
+        *, ablate: bool = False, detail: bool = True,
     ) -> CallResult:  # fmt: skip
         """Execute the steps that the runner recorded; the result comes from the engine alone."""
         before = engine.cpu_seconds
@@ -511,6 +513,7 @@ class RunnerSession:
                     torch_ops=self.torch_ops,
                     values=self.values,
                     ablate=ablate,
+                    detail=detail,
                 )
         except EngineError as e:
             raise self.ended(e) from None
