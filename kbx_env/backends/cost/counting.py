@@ -117,6 +117,8 @@ class Counter(Machine):
         ready: Number of load rounds after which a value is there, by slot.
     """
 
+    sees_all = True
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.counts = Counts()

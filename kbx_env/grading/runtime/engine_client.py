@@ -171,7 +171,7 @@ class Engine:
             ask: sends a reply, and bytes that go with it, to the runner and returns its next message.
             first: the first message of the runner.
             seconds: returns the seconds that are left of the submission's limit.
-            **flags: ``moves``, ``picks``, ``torch_ops``, ``values``, ``ablate`` and ``detail``, as ``begin`` of the engine takes them.
+            **flags: ``moves``, ``picks``, ``torch_ops``, ``values``, ``ablate`` and ``detail``, as for ``begin`` of the engine.
 
         Returns:
             Results, changed arguments, and facts.

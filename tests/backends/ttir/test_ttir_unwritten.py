@@ -12,7 +12,8 @@ from ttir_helper import to_ttir
 
 from kbx_env.backends.engine.serve import _classify
 from kbx_env.backends.ttir import DecidesOnUnwritten, Meter, Region, Sanitizer, launch, parse
-from kbx_env.backends.ttir.interp.control import OPS
+from kbx_env.backends.ttir.frontend.graph import Op
+from kbx_env.backends.ttir.interp.control import OPS, may_read
 from kbx_env.backends.ttir.interp.slices import ATOMICS, LOADS, STORES
 from kbx_env.backends.ttir.sanitizer import unwritten
 
@@ -169,7 +170,7 @@ def test_a_block_pointer_masks_what_lies_outside() -> None:
 
 def test_every_operation_that_may_read_memory_or_run_others_is_watched_before_there_is_taint() -> None:
     inside = {"scf.if", "scf.for", "scf.while", "tt.call", "tt.reduce", "tt.scan", "tt.map_elementwise"}
-    assert all(unwritten._may_read(name) for name in {*LOADS, *ATOMICS, *STORES, *inside})
-    pure = {name for name in OPS if not unwritten._may_read(name)}
+    assert all(may_read(Op(name, [], [], [], [])) for name in {*LOADS, *ATOMICS, *STORES, *inside})
+    pure = {name for name in OPS if not may_read(Op(name, [], [], [], []))}
     assert {"arith.addf", "math.exp", "tt.addptr", "tt.splat"} <= pure
     assert all(name.startswith(("arith.", "math.")) or name in unwritten._SHAPES + unwritten._LANEWISE for name in pure)

@@ -79,7 +79,6 @@ class Op:
         used: Whether any result is used.
         dead: Slots whose last use is this operation.
         run: The handler, filled in when the operation first runs.
-        reads: Whether it may read memory, filled in likewise.
     """
 
     name: str
@@ -93,17 +92,20 @@ class Op:
     used: bool = False
     dead: list[int] = field(default_factory=list)
     run: Any = None
-    reads: bool | None = None
 
 
 @dataclass
 class Block:
-    """A basic block: argument slots and operations, the last one a terminator."""
+    """A basic block: argument slots and operations, the last one a terminator.
+
+    ``code`` is what the interpreter needs of the operations, filled in when the block first runs.
+    """
 
     label: str
     args: list[int] = field(default_factory=list)
     arg_types: list[Type] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
+    code: Any = None
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,8 @@ OPS: dict[str, Handler] = {}
 """Handlers by name of the operation."""
 CLOCK_STEPS = 32
 """Operations between two looks at the clock: reading a process's CPU time takes as long as a small operation."""
+PURE = ("arith.", "math.", "tt.splat", "tt.broadcast", "tt.expand_dims", "tt.reshape", "tt.addptr", "tt.split", "tt.join")
+"""Beginnings of the names of operations that read no memory."""
 MALFORMED = (ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
 """Exceptions of a handler that meets a variant of its operation that it does not implement."""
 
@@ -33,6 +35,39 @@ def register(*names: str) -> Callable[[Handler], Handler]:
         return f
 
     return wrap
+
+
+class Step(NamedTuple):
+    """What running one operation takes, looked up once."""
+
+    op: Op
+    handler: Handler | None
+    """``None`` if ``Machine.step`` must run the operation: it has regions or several results, or there is no handler."""
+    args: tuple[int, ...]
+    result: int
+    """Slot of the result, -1 for none."""
+    dead: tuple[int, ...]
+    reads: bool
+    """Whether it may read memory."""
+
+
+def may_read(op: Op) -> bool:
+    """Return whether an operation may read memory."""
+    return not op.name.startswith(PURE)
+
+
+def _step_of(op: Op) -> Step:
+    plain = op.name not in _CONTROL and not op.regions and len(op.results) < 2
+    result = op.results[0] if op.results else -1
+    return Step(op, OPS.get(op.name) if plain else None, tuple(op.args), result, tuple(op.dead), may_read(op))
+
+
+def _code(block: Block) -> tuple[list[list[Step]], Op]:
+    """Return the operations of a block in groups of ``CLOCK_STEPS``, and its terminator."""
+    ends = block.ops[-1].name in TERMINATORS
+    steps = [_step_of(op) for op in (block.ops[:-1] if ends else block.ops)]
+    groups = [steps[k : k + CLOCK_STEPS] for k in range(0, len(steps), CLOCK_STEPS)]
+    return groups, block.ops[-1] if ends else _END
 
 
 def lift(mask: Array, rank: int) -> Array:
@@ -109,7 +144,12 @@ class Machine:
         programs: Number of programs in the chunk.
         active: Mask of the programs that run now: bool, (programs,); ``None`` for all.
         env: Values by slot of the block around the operation with regions that runs now.
+        sees_all: Whether ``step`` must run every operation, because a subclass looks at each.
+        sees_reads: Whether ``step`` must run every operation that may read memory.
     """
+
+    sees_all = False
+    sees_reads = False
 
     def __init__(
         self,
@@ -238,13 +278,33 @@ class Machine:
 
     def run_block(self, block: Block, env: list[Any]) -> Op:
         """Run a block up to its terminator and return the terminator."""
-        for op in block.ops[:-1]:
-            self.step(op, env)
-        last = block.ops[-1]
-        if last.name in TERMINATORS:
-            return last
-        self.step(last, env)
-        return _END
+        if block.code is None:
+            block.code = _code(block)
+        groups, last = block.code
+        sees_reads = self.sees_reads
+        for group in groups:
+            self.look_at_clock(len(group))
+            for op, handler, slots, result, dead, reads in group:
+                if handler is None or self.sees_all or (reads and sees_reads):
+                    self.step(op, env)
+                    continue
+                try:
+                    out = handler(self, op, [env[a] for a in slots])
+                except MALFORMED as e:
+                    raise self.unsupported(op, f"{type(e).__name__}: {e}") from e
+                if result >= 0:
+                    env[result] = out[0] if isinstance(out, (list, tuple)) else out
+                for s in dead:
+                    env[s] = None
+        return last
+
+    def look_at_clock(self, steps: int) -> None:
+        """Count steps, and look at the clock once in ``CLOCK_STEPS`` of them."""
+        self._steps -= steps
+        if self._steps < 0:
+            self._steps = CLOCK_STEPS
+            if self.deadline is not None and time.process_time() > self.deadline:
+                raise TimeoutError(f"{self.kernel}: the deadline passed")
 
     def step(self, op: Op, env: list[Any]) -> None:
         """Run one operation: read its operands from ``env``, set its results there, and drop dead values.
@@ -257,16 +317,12 @@ class Machine:
             Unsupported: there is no handler, or not for this variant of the operation.
             TimeoutError: the deadline passed.
         """
-        self._steps += 1
-        if self.deadline is not None and self._steps % CLOCK_STEPS == 1 and time.process_time() > self.deadline:
-            raise TimeoutError(f"{self.kernel}: the deadline passed")
         handler = op.run
         if handler is None:
             handler = _CONTROL.get(op.name) or OPS.get(op.name)
             if handler is None:
                 raise self.unsupported(op)
             op.run = handler
-        self.meter.ops.add(op.name)
         args = [env[a] for a in op.args]
         if op.regions:
             self.env = env

@@ -278,6 +278,7 @@ def _run_in_phases(trial: Launch, memory: ChangeTrackingMemory, watch: ConflictW
 def _steps(machine: MeteredMachine, ops: Sequence[Op], env: list[Any]) -> None:
     for op in ops:
         if op.name not in TERMINATORS:
+            machine.look_at_clock(1)
             machine.step(op, env)
 
 

@@ -13,7 +13,7 @@ from kbx_env.backends.ttir.interp.hooks import Extent as Extent
 from kbx_env.backends.ttir.interp.hooks import LaunchWatch, LoadHook, Pick, StoreHook
 from kbx_env.backends.ttir.interp.traffic import Meter as Meter
 from kbx_env.backends.ttir.sanitizer.shadow import Array as Array
-from kbx_env.backends.ttir.sanitizer.shadow import alignment_and_stride, in_order, mark
+from kbx_env.backends.ttir.sanitizer.shadow import alignment_and_stride, in_order, mark, some
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,14 @@ class BadAddress(Exception):
         super().__init__(address)
 
 
-def _picker(shape: tuple[int, ...], mask: Array | None, here: Array | None) -> Pick:
+def _picker(shape: tuple[int, ...], mask: Array | None, here: Array | None, lanes: int) -> Pick:
     """Build the ``Pick`` of an access.
 
     Args:
         shape: Shape of the access, (programs or 1, ...).
         mask: Its unmasked lanes, of that shape.
         here: Which of the unmasked lanes lie in the region: (unmasked lanes,).
+        lanes: How many these are.
 
     Returns:
         The function.
@@ -66,6 +67,8 @@ def _picker(shape: tuple[int, ...], mask: Array | None, here: Array | None) -> P
     def pick(v: Array, shared: int) -> Array:
         if len(v) != shape[0]:
             v = np.full(1, shared, v.dtype)
+        if len(v) == 1:
+            return np.full(lanes, v[0])
         wide = np.broadcast_to(v.reshape((-1,) + (1,) * (len(shape) - 1)), shape)
         flat = wide.reshape(-1) if mask is None else wide[mask]
         return flat if here is None else flat[here]
@@ -350,7 +353,7 @@ class Memory:
         flat = addr.reshape(-1) if mask is None else addr[mask]
         if (found := self._single_region(flat, dtype.itemsize, within)) is not None:
             if hook is not None:
-                hook(*found, _picker(addr.shape, mask, None))
+                hook(*found, _picker(addr.shape, mask, None, len(flat)))
             values = self.gather(*found, dtype)
             return values.reshape(addr.shape) if mask is None else _with_masked_lanes(values, mask, other)
         return self._load_by_lanes(addr, mask, dtype, other, within, hook)
@@ -412,7 +415,8 @@ class Memory:
         owner = np.searchsorted(self.bases, flat, "right") - 1 if k < 0 else None
         for j in [k] if owner is None else np.unique(owner).tolist():
             here = None if owner is None else owner == j
-            hook(j, (flat if here is None else flat[here]) - self.regions[j].base, _picker(addr.shape, mask, here))
+            own = flat if here is None else flat[here]
+            hook(j, own - self.regions[j].base, _picker(addr.shape, mask, here, len(own)))
 
     def store(
         self,
@@ -448,7 +452,7 @@ class Memory:
         flat, values = (addr.reshape(-1), value.reshape(-1)) if mask is None else (addr[mask], value[mask])
         if (found := self._single_region(flat, size, within)) is not None:
             k, offsets = found
-            after = hook(k, offsets, values, _picker(shape, mask, None)) if hook is not None else None
+            after = hook(k, offsets, values, _picker(shape, mask, None, len(offsets))) if hook is not None else None
             self._scatter(k, offsets, values)
             self._mark_stored(k, offsets, size)
             if after is not None:
@@ -463,7 +467,8 @@ class Memory:
             idx, v = (addr, value) if here is None else (addr[here], value[here])
             idx = idx - self.regions[j].base
             chosen = None if here is None else here.reshape(-1)
-            after = hook(j, idx.reshape(-1), v.reshape(-1), _picker(shape, mask, chosen)) if hook is not None else None
+            pick = _picker(shape, mask, chosen, idx.size)
+            after = hook(j, idx.reshape(-1), v.reshape(-1), pick) if hook is not None else None
             self._scatter(j, idx, v)
             self._mark_stored(j, idx, size)
             if after is not None:
@@ -483,7 +488,7 @@ class Memory:
         elif self.aligned[k] % size == 0 and idx.ndim == 1 and in_order(idx, size) and not int(idx[0]) & (size - 1):
             first = int(idx[0]) >> (size.bit_length() - 1)
             self._view(k, dtype)[first : first + len(idx)] = value
-        elif self.aligned[k] % size == 0 and not (idx & (size - 1)).any():
+        elif self.aligned[k] % size == 0 and not some(idx & (size - 1)):
             self._view(k, dtype)[idx >> (size.bit_length() - 1)] = value
         else:
             raw = np.ascontiguousarray(value).reshape(-1)[:, None].view(np.uint8)

@@ -25,6 +25,7 @@ class PerturbedMachine(MeteredMachine):
     """A machine that replaces integers as a ``Perturbation`` says."""
 
     perturbation: Perturbation
+    sees_all = True
 
     def step(self, op: Op, env: list[Any]) -> None:
         """Run one operation with its operands or results replaced."""

@@ -133,12 +133,12 @@ class ResumableProgram(MeteredMachine):
             if "waits" in op.attrs:
                 yield from self._control(op, env)
             else:
+                self.look_at_clock(1)
                 self.step(op, env)
         return None
 
     def _control(self, op: Op, env: list[Any]) -> Generator[bool, None, None]:
         """Run an operation with a waiting loop inside; ``step`` runs the others."""
-        self.meter.ops.add(op.name)
         args = [env[a] for a in op.args]
         self.check_operands(op, args)
         try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kbx_env.backends.ttir.frontend.graph import Block, Op, Type
-from kbx_env.backends.ttir.sanitizer.shadow import Array, Shadow
+from kbx_env.backends.ttir.sanitizer.shadow import Array, Shadow, some
 
 SECTOR = 32
 """Bytes of a sector, the smallest piece that a GPU moves between memory and its caches."""
@@ -167,7 +167,7 @@ def sectors(addr: Array, mask: Array | None) -> int:
         np.copyto(lines, _NOWHERE, where=~mask.reshape(-1, width))
     before, after = lines[:, :-1], lines[:, 1:]
     falls = after < before
-    if falls.any():
+    if some(falls):
         rows = falls.any(axis=1)
         lines[rows] = np.sort(lines[rows], axis=1)
     count = int(np.count_nonzero(after != before)) + len(lines)
@@ -185,7 +185,6 @@ class Meter:
         dot_flops: Floating point or integer operations of matrix products.
         dot_kinds: Kinds of matrix products, such as "f16*f16->f32" or "tf32".
         atomics: Unmasked lanes of atomic operations.
-        ops: Names of the operations executed.
         detail: Whether to count sectors and repeated reads, which takes longer.
         per_launch: One entry per launch.
     """
@@ -196,7 +195,6 @@ class Meter:
     dot_flops: int = 0
     dot_kinds: set[str] = field(default_factory=set)
     atomics: int = 0
-    ops: set[str] = field(default_factory=set)
     detail: bool = False
     per_launch: list[LaunchTraffic] = field(default_factory=list)
     _blocks: dict[int, tuple[Block, int]] = field(default_factory=dict, repr=False)
@@ -268,7 +266,6 @@ class Meter:
         self.dot_flops += other.dot_flops
         self.dot_kinds |= other.dot_kinds
         self.atomics += other.atomics
-        self.ops |= other.ops
         self.per_launch[-1] = other.per_launch[-1]
         self._blocks, self._seen, self._moved = other._blocks, other._seen, other._moved
 

@@ -21,9 +21,10 @@ def full(v: Array, t: Type, programs: int | None = None) -> Array:
         programs: Length of the leading axis, by default that of ``v``.
 
     Returns:
-        A read-only view: (programs, *t.shape).
+        A view that nobody may change: (programs, *t.shape).
     """
-    return np.broadcast_to(v, (programs or len(v), *t.shape))
+    shape = (programs or len(v), *t.shape)
+    return v if v.shape == shape else np.broadcast_to(v, shape)
 
 
 @register("tt.get_program_id")

@@ -28,7 +28,18 @@ from kbx_env.backends.ttir.frontend.graph import Module, Op
 from kbx_env.backends.ttir.interp.hooks import Extent, LoadHook, Pick, ProgramChunk, StoreHook
 from kbx_env.backends.ttir.interp.memory import Memory
 from kbx_env.backends.ttir.interp.slices import ATOMICS, LOADS, STORES, accessed, unknown_access
-from kbx_env.backends.ttir.sanitizer.shadow import Array, Shadow, bits, clashes, entries, like, mark, record, written
+from kbx_env.backends.ttir.sanitizer.shadow import (
+    Array,
+    Shadow,
+    bits,
+    clashes,
+    entries,
+    like,
+    mark,
+    record,
+    some,
+    written,
+)
 
 SYNC_LANES = 4
 """Largest number of lanes of an atomic operation that counts as a lock or a counter; more lanes are data."""
@@ -327,7 +338,7 @@ class Watch:
         one = like(programs, at)
         before = entries(a["stored_by"], at)
         others = one
-        if before.any() and (other := (before != 0) & (before != one)).any():
+        if some(before) and some(other := (before != 0) & (before != one)):
             lane = other if other.ndim == 1 else other.any(axis=1)
             same = self._stored_bits(access, slice(None), values) == bits(values, access.size)
             differ = like(lane & ~same, at) & other
@@ -402,14 +413,14 @@ class Watch:
             last: Where ``first`` is -1, the last program of several, the last other one, and the time of its access, each of the
                 shape of ``first``.
         """
-        if not first.any():
+        if not some(first):
             return
         # When several programs load an element that several updated, some load what another program updated.
         bad = (first != 0) & (first != then if last is None else (first != then) | (then == -1))
         if kind == "order_dependent" and access.name == "load":
             # The several programs that stored one value may include the one that loads.
             bad &= first != -1 if last is None else True
-        if not bad.any():
+        if not some(bad):
             return
         if last is not None:
             # Of several programs the last two are known: one of them is another one than the accessing program.
@@ -505,7 +516,7 @@ class Watch:
     def _uninitialised(self, access: _Access, pick: Pick) -> None:
         """Report the first lane that reads unwritten bytes."""
         bad = ~written(self.written_masks[access.region], access.offsets, access.size)
-        if bad.any():
+        if some(bad):
             self.unwritten += 1
             n = int(np.argmax(bad))
             q = int(self._program_numbers(access.m, pick, len(access.offsets))[n])

@@ -16,7 +16,7 @@ import numpy as np
 
 from kbx_env.backends.ttir.errors import DecidesOnUnwritten, Finding
 from kbx_env.backends.ttir.frontend.graph import Block, Op
-from kbx_env.backends.ttir.interp.control import OPS, MeteredMachine, lift
+from kbx_env.backends.ttir.interp.control import OPS, MeteredMachine, lift, may_read
 from kbx_env.backends.ttir.interp.memory import Array, Memory, Region
 from kbx_env.backends.ttir.interp.serial import ResumableProgram
 from kbx_env.backends.ttir.interp.slices import ATOMICS, LOADS, STORES
@@ -39,8 +39,6 @@ _HIDES = {"arith.andi": 0, "arith.muli": 0, "arith.ori": -1}
 """Operations and the value of one operand that decides the result whatever the other operand is."""
 _WRITES = {"tt.store": (1, 2), "tt.atomic_rmw": (1, 2), "tt.atomic_cas": (2, 3)}
 """Positions of the written value and of the mask among the operands."""
-_PURE = ("arith.", "math.", "tt.splat", "tt.broadcast", "tt.expand_dims", "tt.reshape", "tt.addptr", "tt.split", "tt.join")
-"""Beginnings of the names of operations that read no memory."""
 _MANY = 4096
 """Number of tainted values from which entries of dead arrays are dropped."""
 
@@ -56,15 +54,14 @@ class TaintMachine(MeteredMachine):
         super().__init__(*args)
         self.taint: dict[int, tuple[Any, Array]] = {}
         """By ``id``: the value, which keeps the id in use, and its tainted lanes: bool, (programs or 1, ...)."""
+        self.sees_reads = True  # without taint, no other operation brings any
         self.flags: Memory | None = None
         """The masks of written bytes as memory at the addresses of the bytes."""
 
     # -- execution ---------------------------------------------------------------------
     def step(self, op: Op, env: list[Any]) -> None:
         """Run one operation, check what it decides, and propagate taint."""
-        if op.reads is None:
-            op.reads = _may_read(op.name)
-        if not op.reads and not self.taint:
+        if not self.taint and not may_read(op):
             super().step(op, env)
             return
         watch = self.memory.watch
@@ -174,6 +171,7 @@ class TaintMachine(MeteredMachine):
             # A dead array has two references here: the entry and the argument of ``getrefcount``.
             self.taint = {k: v for k, v in self.taint.items() if sys.getrefcount(v[0]) > 2}
         self.taint[id(value)] = value, lanes
+        self.sees_all = True
 
     def _propagate(
         self, op: Op, args: list[Any], tainted: list[Array | None], fresh: Array | None
@@ -285,11 +283,6 @@ class TaintMachine(MeteredMachine):
             if region.initialised is not None and watch is not None:
                 region.initialised[(flat[owner == k] - region.base)[:, None] + size] = False
                 watch.unwritten_again(k)
-
-
-def _may_read(name: str) -> bool:
-    """Return whether an operation may read memory: without taint, no other operation brings any."""
-    return not name.startswith(_PURE)
 
 
 def _rowwise(lanes: Array) -> Array:
