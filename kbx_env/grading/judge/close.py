@@ -31,6 +31,10 @@ REUSED = 8.0
 """Tasks with more operations than this for every number that is read are matrix products."""
 COARSE = 2.0
 """Largest tolerance in units of a 16-bit result, whatever the task declares."""
+OWN_SHARE, OWN_UNITS = 0.01, 16
+"""What torch's own error adds to a tolerance is at most this share of an element's scale, or this many units of a 16-bit result. If
+most of an exact answer is rounding noise in place of zeros, the noise is its scale, and torch's error is without bound in such units.
+An answer that is uncertain by more is uncertain for every kernel, which ``loosen`` measures."""
 LUCK = 12.0
 """Factor by which the root-mean-square of ``reference.DRAWS`` draws may lie below its expectation: it is below 1/12 in
 one of 10**8 elements (chi-square of eight degrees of freedom). A product of 8192 x 8192 has 7 x 10**7 elements, and
@@ -150,7 +154,8 @@ def _strict(truth: Close, dtype: torch.dtype, native: torch.Tensor, exact: torch
         worst = highest(lambda own: own)
         if not math.isfinite(worst):
             worst = highest(lambda own: torch.where(torch.isfinite(own), own, 0.0))
-    return max(_declared(truth, dtype), truth.k * worst)
+    eps = torch.finfo(dtype).eps
+    return max(_declared(truth, dtype), min(truth.k * worst, max(OWN_SHARE / eps, OWN_UNITS)))
 
 
 def _declared(truth: Close, dtype: torch.dtype) -> float:

@@ -50,7 +50,7 @@ def _rulings(name: str, case: Case, args: dict[str, Any], given: judge.Answer) -
                                   "linearalgebra/eig", "linearalgebra/ldl_factor", "linearalgebra/lu"])
 def test_a_right_answer_needs_no_run_of_torchs_own(name: str, native_runs: list[str]) -> None:
     case = _case(name)
-    args = draw(load_task(name), case, 1)
+    args = draw(load_task(name), case, 4)  # with 1, an element of the bf16 product cancels by chance
     given = _right(name, case, args)
     native_runs.clear()
     assert judge.judge(load_task(name), case, args, [given], timed=True, lazy=True).passed and not native_runs
