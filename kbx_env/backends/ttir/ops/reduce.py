@@ -65,6 +65,15 @@ def _reduce(m: Machine, op: Op, a: list[Any]) -> Any:
         return _ORDER_FREE[name].reduce(x, axis=axis)
     if name == "arith.addi" and a[0].dtype != np.bool_:
         return np.add.reduce(full(a[0], op.types[0]), axis=axis, dtype=a[0].dtype)
+    if name and len(a) == 1 and a[0].dtype != np.bool_:
+        x = full(a[0], op.types[0])
+        if axis < x.ndim - 1:
+            x = np.moveaxis(x, axis, -1)
+        # The same halves as below; the length of an axis is a power of two.
+        while (half := x.shape[-1] // 2) and not x.shape[-1] % 2:
+            x = COMBINE[name](x[..., :half], x[..., half:])
+        if x.shape[-1] == 1:
+            return [x[..., 0]]
     xs = [np.moveaxis(full(v, t, n), axis, -1) for v, t in zip(a, op.types, strict=False)]
     length = xs[0].shape[-1]
     while length > 1:
