@@ -31,10 +31,6 @@ REUSED = 8.0
 """Tasks with more operations than this for every number that is read are matrix products."""
 COARSE = 2.0
 """Largest tolerance in units of a 16-bit result, whatever the task declares."""
-OWN_SHARE, OWN_UNITS = 0.01, 16
-"""What torch's own error adds to a tolerance is at most this share of an element's scale, or this many units of a 16-bit result. If
-most of an exact answer is rounding noise in place of zeros, the noise is its scale, and torch's error is without bound in such units.
-An answer that is uncertain by more is uncertain for every kernel, which ``loosen`` measures."""
 LUCK = 12.0
 """Factor by which the root-mean-square of ``reference.DRAWS`` draws may lie below its expectation: it is below 1/12 in
 one of 10**8 elements (chi-square of eight degrees of freedom). A product of 8192 x 8192 has 7 x 10**7 elements, and
@@ -70,13 +66,17 @@ class _Scale:
     finite: bool
 
     @classmethod
-    def of(cls, scale: str, exact: torch.Tensor, size: torch.Tensor | None = None) -> _Scale:
+    def of(
+        cls, scale: str, exact: torch.Tensor, size: torch.Tensor | None = None, native: torch.Tensor | None = None
+    ) -> _Scale:  # fmt: skip
         """Measure it.
 
         Args:
             scale: ``element`` for an element's own size, ``tensor`` for at least the root-mean-square of all elements.
             exact: the exact answer, fp64.
             size: as in ``Row``.
+            native: torch's own answer. Where not even the size of an element is right in it, the exact answer may have rounding
+                noise in place of a zero, which must not count as a typical element: torch's error is without bound in such units.
 
         Returns:
             The scale.
@@ -86,7 +86,11 @@ class _Scale:
         # One part of a complex product cancels however exactly its terms are rounded.
         if scale == "element" or not flat.numel():
             return cls(0.0, size is not None and scale == "element", math.isfinite(peak))
-        sample = _finite_size(flat[:: max(1, flat.numel() >> 20)])
+        every = slice(None, None, max(1, flat.numel() >> 20))
+        sample = _finite_size(flat[every])
+        if native is not None:
+            right = sample[(native.reshape(-1)[every].to(torch.float64) - flat[every]).abs() < sample]
+            sample = right if right.numel() else sample
         sample = sample[sample > 0]
         cap = CLIP * float(sample.median()) if sample.numel() else 0.0
         if peak <= cap:
@@ -154,8 +158,7 @@ def _strict(truth: Close, dtype: torch.dtype, native: torch.Tensor, exact: torch
         worst = highest(lambda own: own)
         if not math.isfinite(worst):
             worst = highest(lambda own: torch.where(torch.isfinite(own), own, 0.0))
-    eps = torch.finfo(dtype).eps
-    return max(_declared(truth, dtype), min(truth.k * worst, max(OWN_SHARE / eps, OWN_UNITS)))
+    return max(_declared(truth, dtype), truth.k * worst)
 
 
 def _declared(truth: Close, dtype: torch.dtype) -> float:
@@ -200,8 +203,9 @@ def _tolerance(
     truth: Close, dtype: torch.dtype, native: torch.Tensor, exact: torch.Tensor, size: torch.Tensor | None
 ) -> Tolerance:
     """Return the tolerance for answers of a dtype; arguments as for ``_strict``, and ``exact`` in fp64."""
-    scale = _Scale.of(truth.scale, exact, size)
-    return scale, _strict(truth, dtype, native.to(exact.device), exact, scale, size)
+    native = native.to(exact.device)
+    scale = _Scale.of(truth.scale, exact, size, native)
+    return scale, _strict(truth, dtype, native, exact, scale, size)
 
 
 def misses(
