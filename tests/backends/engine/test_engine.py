@@ -257,6 +257,17 @@ def test_no_step_breaks_the_engine(name: str, rest: list) -> None:
     assert reply["ok"] or reply["kind"] in ("forged", "policy", "runtime"), reply
 
 
+@pytest.mark.parametrize("detail", [True, False])
+def test_sectors_are_counted_in_calls_that_ask_for_them(detail: bool) -> None:
+    launch = ["launch", "double", [2, 1, 1], [A, B, 50], ["x", "y", "n"]]
+    reply, _ = EngineServer().answer(
+        {"begin": 9, "detail": detail, "inputs": [["x", A, 400, 0, 0, view(A, "float32", [100])]], "facts": True,
+         "kernels": {"double": {"text": KERNEL, "fused": True}}, "steps": [["alloc", B, 400], launch]},
+        [bytearray(400)],
+    )  # fmt: skip
+    assert reply["ok"] and reply["facts"]["loaded"] == 200 and (reply["facts"]["sectors"] > 0) == detail
+
+
 def test_a_call_is_executed_again_from_the_memory_before_it() -> None:
     server = EngineServer()
     data = np.arange(100, dtype=np.float32)

@@ -444,6 +444,22 @@ def test_a_tolerance_follows_torchs_largest_finite_error(n: int, seed: int, odd:
     assert close._strict(Close(ulps=4, k=4), torch.float32, native, exact, scale, None) == max(4.0, 4 * largest)
 
 
+@pytest.mark.parametrize("name", ["activation/gelu", "math/softmax", "matrixmultiply/addmm", "linearalgebra/solve", "reduce/std"])
+def test_what_a_sample_shows_to_be_wrong_is_refused_and_a_right_answer_never(name: str) -> None:
+    task, told = load_task(name), 0
+    for case in task.cases[:6]:
+        args = draw(task, case, 3)
+        expected = reference.expect(task, case, args, "cpu")
+        measured = close.Measured()
+        right = answer(*expected.native, args=args)
+        assert not close.plainly_wrong(task.truth, task, case, args, expected, right, measured)
+        for found in judge.canaries(task, case, args, expected).values():
+            if close.plainly_wrong(task.truth, task, case, args, expected, found, measured):
+                told += 1
+                assert not close.rule(task.truth, task, case, args, expected, found).passed
+    assert told >= 6, "most answers without a computation are far off"
+
+
 def test_noise_in_place_of_zeros_sets_no_scale() -> None:
     g = torch.Generator().manual_seed(7)
 

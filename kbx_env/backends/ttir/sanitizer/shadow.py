@@ -11,7 +11,7 @@ Array = np.ndarray[Any, Any]
 
 def some(x: Array) -> bool:
     """Return whether an array has an element that is not zero; on small arrays three times faster than its method ``any``."""
-    return np.count_nonzero(x) > 0
+    return bool(np.count_nonzero(x))
 
 
 class _LastOffsets:
