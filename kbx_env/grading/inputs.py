@@ -17,7 +17,7 @@ from kbx_env.spec.task import Case, T, Task, shape_in
 from kbx_env.spec.varied import parsed
 
 LARGE = 1 << 12
-"""Tensors of at most 32 bits with more elements are drawn in fp32: dense enough, and five times faster."""
+"""Tensors with more elements are drawn in fp32, unless they are fp64: dense enough, and five times faster."""
 HOST_QR = 64
 """Columns up to which batches of matrices are factorised on the host: a GPU does one small matrix after the other (a draw of
 8192 of 16 x 16 takes 1.5 s on an H100)."""

@@ -33,8 +33,8 @@ _SET_NAME = 15
 
 
 COLLECT_AFTER = 50_000
-"""New objects in a fork after which cycles are collected. A fork lives for one grading, and Triton's compiler makes so many objects
-that it would collect some dozen times a kernel."""
+"""New objects in a fork after which cycles are collected. A fork lives for one grading, and Triton's compiler makes many
+objects."""
 
 
 class Children:

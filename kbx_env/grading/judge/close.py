@@ -505,16 +505,7 @@ def plainly_wrong(
 
     Answers that need no computation nearly always are. A look at some elements is a tenth of the work.
 
-    Args:
-        truth: the tolerances.
-        task: the task.
-        case: the case.
-        args: the arguments of the call.
-        expected: the reference's answers.
-        answer: an answer that ``structure.rule`` has passed.
-        measured: of this call.
-        device: where the reference is evaluated.
-        keep: see ``reference.expect``.
+    Args as for ``rule``; ``measured`` is of this call.
 
     Returns:
         False also where only ``rule`` can tell.

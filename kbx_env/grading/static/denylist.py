@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from kbx_env.grading.static.aliases import MODULES, Names, forbidden, is_module, step
 from kbx_env.grading.static.constant_folding import Folding, assignments
-from kbx_env.grading.static.nodes import Source
 from kbx_env.grading.static.scopes import FunctionNode, ScopeKey, inner_tables, key_of, names_read
+from kbx_env.grading.static.syntax_tree import ParsedSource
 from kbx_env.outcome import Violation
 
 NAMES = frozenset("""
@@ -56,7 +56,7 @@ class Violations:
         names: the module paths that names of the source stand for.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ParsedSource) -> None:
         self.found: list[Violation] = []
         self.idle: list[Violation] = []
         self._mentioned = _mentioned(source.nodes)
@@ -170,7 +170,7 @@ def _mentioned(nodes: Sequence[ast.AST]) -> set[str]:
     return found
 
 
-def _own_fields(source: Source) -> set[ast.AST]:
+def _own_fields(source: ParsedSource) -> set[ast.AST]:
     """Return the attribute nodes that use a name of ``FIELDS`` on ``self`` in a class that assigns it itself."""
     own: set[ast.AST] = set()
     for cls in (n for n in source.nodes if isinstance(n, ast.ClassDef)):
@@ -191,7 +191,7 @@ def _own_fields(source: Source) -> set[ast.AST]:
     return own
 
 
-def _builtins_used(source: Source) -> set[ast.AST]:
+def _builtins_used(source: ParsedSource) -> set[ast.AST]:
     """Return the nodes where the name of a forbidden builtin means the builtin, not a parameter or local of a function.
 
     A local that is not bound is an error, and so is a cell; a global, or a name of a class, falls back to the builtin.

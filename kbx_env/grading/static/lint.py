@@ -22,8 +22,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 from kbx_env.grading.static.aliases import Names, is_module, module_at
-from kbx_env.grading.static.nodes import Source
 from kbx_env.grading.static.scopes import ScopeKey, inner_tables, key_of, names_read
+from kbx_env.grading.static.syntax_tree import ParsedSource
 from kbx_env.outcome import LAUNCHLESS
 
 MAX_SLIPS = 20
@@ -54,7 +54,7 @@ _MAX_PARAMETERS = 200
 _Found = tuple[ast.AST, str]
 
 
-def slips(source: Source, names: Names) -> tuple[str, ...]:
+def slips(source: ParsedSource, names: Names) -> tuple[str, ...]:
     """List the errors that are certain where they are reached.
 
     Args:
@@ -81,7 +81,7 @@ def slips(source: Source, names: Names) -> tuple[str, ...]:
     return tuple(f"line {line}: {text}" if line else text for line, text in ordered[:MAX_SLIPS])
 
 
-def _doubtful(source: Source) -> set[int]:
+def _doubtful(source: ParsedSource) -> set[int]:
     """Return the ids of nodes whose failure may be intended.
 
     These are nodes in a ``try`` with handlers or under ``contextlib.suppress``, and conditional imports: they may be
@@ -107,7 +107,7 @@ def _doubtful(source: Source) -> set[int]:
 # --- names and attributes -----------------------------------------------------------------------------
 
 
-def _undefined(source: Source) -> Iterator[_Found]:
+def _undefined(source: ParsedSource) -> Iterator[_Found]:
     """Yield the names that no scope around them binds anywhere, in any order and under any condition."""
     table = source.table
     imports = [n for n in source.nodes if isinstance(n, ast.ImportFrom)]
@@ -130,7 +130,7 @@ def _undefined(source: Source) -> Iterator[_Found]:
             yield node, f"name {node.id!r} is not defined"
 
 
-def _unread(source: Source) -> set[int]:
+def _unread(source: ParsedSource) -> set[int]:
     """Return the ids of nodes in annotations that Python does not evaluate.
 
     With any import from ``__future__`` these are all annotations; otherwise the annotations of local variables.
@@ -152,7 +152,7 @@ def _unread(source: Source) -> set[int]:
     return {id(n) for part in parts if isinstance(part, ast.AST) for n in source.below(part)}
 
 
-def _missing(source: Source, names: Names) -> Iterator[_Found]:
+def _missing(source: ParsedSource, names: Names) -> Iterator[_Found]:
     """Yield attributes and imports that a module does not have.
 
     Nothing is yielded for a source that itself asks which attributes there are, nor for attributes that it assigns.
@@ -233,7 +233,7 @@ class _Functions:
     neither a kernel nor a host function.
     """
 
-    def __init__(self, source: Source, names: Names) -> None:
+    def __init__(self, source: ParsedSource, names: Names) -> None:
         nodes = source.nodes
         self._source, self._names, self._sure = source, names, _imported_only(nodes)
         every = [n for n in nodes if isinstance(n, ast.FunctionDef)]
@@ -318,7 +318,7 @@ def _dotted(node: ast.expr) -> str:
     return ".".join([_last(node), *reversed(parts)])
 
 
-def _within(source: Source, node: ast.FunctionDef) -> Iterator[ast.AST]:
+def _within(source: ParsedSource, node: ast.FunctionDef) -> Iterator[ast.AST]:
     """Yield the nodes of a function's own body, without the bodies of functions and classes that are defined in it."""
     waiting: list[ast.AST] = list(node.body)
     while waiting:

@@ -10,7 +10,7 @@ import ast
 import symtable
 from collections.abc import Iterator, Mapping
 
-from kbx_env.grading.static.nodes import Source
+from kbx_env.grading.static.syntax_tree import ParsedSource
 
 ScopeKey = tuple[str, int]
 """Name and first line of a scope. Two lambdas of one line have the same key."""
@@ -36,7 +36,7 @@ def key_of(table: symtable.SymbolTable) -> ScopeKey:
     return table.get_name(), table.get_lineno()
 
 
-def names_read(source: Source, bound: Mapping[ScopeKey, set[str]], unknown: set[str]) -> Iterator[tuple[ast.Name, set[str]]]:
+def names_read(source: ParsedSource, bound: Mapping[ScopeKey, set[str]], unknown: set[str]) -> Iterator[tuple[ast.Name, set[str]]]:
     """Yield every name that is read, with the names that its innermost scope binds.
 
     Args:
@@ -75,7 +75,7 @@ def _evaluated_outside(node: ast.AST) -> list[ast.AST]:
     return [node.generators[0].iter]  # type: ignore[attr-defined]
 
 
-def _evaluated_inside(source: Source, node: ast.AST) -> list[ast.AST]:
+def _evaluated_inside(source: ParsedSource, node: ast.AST) -> list[ast.AST]:
     inside: list[ast.AST] = []
     for child in source.children[node]:
         inside += source.children[child] if isinstance(child, ast.comprehension) else [child]

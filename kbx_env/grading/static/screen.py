@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from kbx_env.grading.static.denylist import Violations
 from kbx_env.grading.static.lint import slips
-from kbx_env.grading.static.nodes import Source, walked
+from kbx_env.grading.static.syntax_tree import ParsedSource, walked
 from kbx_env.outcome import Verdict, Violation
 from kbx_env.spec.task import Task
 
@@ -118,7 +118,7 @@ def _decode(data: bytes) -> str:
     return text
 
 
-def _parse(task: Task, text: str, as_published: bool) -> Source:
+def _parse(task: Task, text: str, as_published: bool) -> ParsedSource:
     """Parse a source that defines the task's entry."""
     tree = _compiled(lambda: ast.parse(text))
     nodes, children = walked(tree)
@@ -130,7 +130,7 @@ def _parse(task: Task, text: str, as_published: bool) -> Source:
         raise _Malformed("the source is nested too deeply") from None
     if entry is not None:
         raise _Malformed(entry)
-    return Source(tree, _compiled(lambda: symtable.symtable(text, "source", "exec")), nodes, children)
+    return ParsedSource(tree, _compiled(lambda: symtable.symtable(text, "source", "exec")), nodes, children)
 
 
 def _compiled(parse: Callable[[], _Parsed]) -> _Parsed:

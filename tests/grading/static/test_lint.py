@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from kbx_env.envs.prompt import feedback
 from kbx_env.grading.static.denylist import Violations
 from kbx_env.grading.static.lint import MAX_SLIPS, slips
-from kbx_env.grading.static.nodes import Source, walked
 from kbx_env.grading.static.screen import screen
+from kbx_env.grading.static.syntax_tree import ParsedSource, walked
 from kbx_env.outcome import LAUNCHLESS, Fault, Outcome, Stage, Verdict
 from kbx_env.spec.catalog import expert_source, load_task, load_tasks
 
@@ -26,9 +26,9 @@ KERNEL = HEAD + "@triton.jit\ndef k(x, y, n, B: tl.constexpr):\n    i = tl.arang
 ZOO = Path(__file__).parents[2] / "zoo/honest"
 
 
-def parsed_from(source: str) -> Source:
+def parsed_from(source: str) -> ParsedSource:
     tree = ast.parse(source)
-    return Source(tree, symtable.symtable(source, "source", "exec"), *walked(tree))
+    return ParsedSource(tree, symtable.symtable(source, "source", "exec"), *walked(tree))
 
 
 def told(source: str) -> tuple[str, ...]:

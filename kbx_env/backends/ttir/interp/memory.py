@@ -13,7 +13,7 @@ from kbx_env.backends.ttir.interp.hooks import Extent as Extent
 from kbx_env.backends.ttir.interp.hooks import LaunchWatch, LoadHook, Pick, StoreHook
 from kbx_env.backends.ttir.interp.traffic import Meter as Meter
 from kbx_env.backends.ttir.sanitizer.shadow import Array as Array
-from kbx_env.backends.ttir.sanitizer.shadow import alignment_and_stride, in_order, mark, some
+from kbx_env.backends.ttir.sanitizer.shadow import alignment_and_stride, any_nonzero, in_order, mark
 
 
 @dataclass(frozen=True)
@@ -488,7 +488,7 @@ class Memory:
         elif self.aligned[k] % size == 0 and idx.ndim == 1 and in_order(idx, size) and not int(idx[0]) & (size - 1):
             first = int(idx[0]) >> (size.bit_length() - 1)
             self._view(k, dtype)[first : first + len(idx)] = value
-        elif self.aligned[k] % size == 0 and not some(idx & (size - 1)):
+        elif self.aligned[k] % size == 0 and not any_nonzero(idx & (size - 1)):
             self._view(k, dtype)[idx >> (size.bit_length() - 1)] = value
         else:
             raw = np.ascontiguousarray(value).reshape(-1)[:, None].view(np.uint8)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kbx_env.backends.ttir.frontend.graph import Block, Op, Type
-from kbx_env.backends.ttir.sanitizer.shadow import Array, Shadow, some
+from kbx_env.backends.ttir.sanitizer.shadow import Array, Shadow, any_nonzero
 
 SECTOR = 32
 """Bytes of a sector, the smallest piece that a GPU moves between memory and its caches."""
@@ -167,7 +167,7 @@ def sectors(addr: Array, mask: Array | None) -> int:
         np.copyto(lines, _NOWHERE, where=~mask.reshape(-1, width))
     before, after = lines[:, :-1], lines[:, 1:]
     falls = after < before
-    if some(falls):
+    if any_nonzero(falls):
         rows = falls.any(axis=1)
         lines[rows] = np.sort(lines[rows], axis=1)
     count = int(np.count_nonzero(after != before)) + len(lines)

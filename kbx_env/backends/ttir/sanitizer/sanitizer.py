@@ -31,13 +31,13 @@ from kbx_env.backends.ttir.interp.slices import ATOMICS, LOADS, STORES, accessed
 from kbx_env.backends.ttir.sanitizer.shadow import (
     Array,
     Shadow,
+    any_nonzero,
     bits,
     clashes,
     entries,
     like,
     mark,
     record,
-    some,
     written,
 )
 
@@ -338,7 +338,7 @@ class Watch:
         one = like(programs, at)
         before = entries(a["stored_by"], at)
         others = one
-        if some(before) and some(other := (before != 0) & (before != one)):
+        if any_nonzero(before) and any_nonzero(other := (before != 0) & (before != one)):
             lane = other if other.ndim == 1 else other.any(axis=1)
             same = self._stored_bits(access, slice(None), values) == bits(values, access.size)
             differ = like(lane & ~same, at) & other
@@ -413,14 +413,14 @@ class Watch:
             last: Where ``first`` is -1, the last program of several, the last other one, and the time of its access, each of the
                 shape of ``first``.
         """
-        if not some(first):
+        if not any_nonzero(first):
             return
         # When several programs load an element that several updated, some load what another program updated.
         bad = (first != 0) & (first != then if last is None else (first != then) | (then == -1))
         if kind == "order_dependent" and access.name == "load":
             # The several programs that stored one value may include the one that loads.
             bad &= first != -1 if last is None else True
-        if not some(bad):
+        if not any_nonzero(bad):
             return
         if last is not None:
             # Of several programs the last two are known: one of them is another one than the accessing program.
@@ -516,7 +516,7 @@ class Watch:
     def _uninitialised(self, access: _Access, pick: Pick) -> None:
         """Report the first lane that reads unwritten bytes."""
         bad = ~written(self.written_masks[access.region], access.offsets, access.size)
-        if some(bad):
+        if any_nonzero(bad):
             self.unwritten += 1
             n = int(np.argmax(bad))
             q = int(self._program_numbers(access.m, pick, len(access.offsets))[n])

@@ -9,7 +9,7 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 
-def some(x: Array) -> bool:
+def any_nonzero(x: Array) -> bool:
     """Return whether an array has an element that is not zero; on small arrays three times faster than its method ``any``."""
     return bool(np.count_nonzero(x))
 
@@ -108,7 +108,7 @@ class Shadow:
         lanes = like(self._lanes[: len(at)], at)
         # The last of several lanes stays.
         self.arrays["lane"][at] = lanes
-        return some(np.take(self.arrays["lane"], at) != lanes)
+        return any_nonzero(np.take(self.arrays["lane"], at) != lanes)
 
 
 def like(v: Array, at: Array | slice) -> Array:
@@ -126,13 +126,13 @@ def clashes(array: Array, at: Array | slice, wrote: Array) -> Array | None:
     if isinstance(at, slice):
         return None
     lost = np.asarray(entries(array, at) != wrote)
-    return lost if some(lost) else None
+    return lost if any_nonzero(lost) else None
 
 
 def record(shadow: Array, at: Array | slice, programs: Array) -> None:
     """Record which program accessed the entries ``at`` of a shadow array; several programs become -1."""
     before = entries(shadow, at)
-    new = np.where((before == 0) | (before == programs), programs, np.int32(-1)) if some(before) else programs
+    new = np.where((before == 0) | (before == programs), programs, np.int32(-1)) if any_nonzero(before) else programs
     shadow[at] = new
     lost = clashes(shadow, at, new)
     if lost is not None:

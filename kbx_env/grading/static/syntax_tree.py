@@ -30,7 +30,7 @@ def walked(tree: ast.AST) -> tuple[list[ast.AST], dict[ast.AST, list[ast.AST]]]:
 
 
 @dataclass(frozen=True)
-class Source:
+class ParsedSource:
     """A source that was parsed.
 
     Attributes:
