@@ -2,7 +2,8 @@
 
 Most runners of the CPU tier are forks of a fork (``ClosedFork``), in which torch's kernels are replaced already.
 
-Started as ``python -m kbx_env.sandbox.zygote FD FOLDER``. It never initialises CUDA, so its forks may. Processes that a
+Started as ``python -m kbx_env.sandbox.zygote FD FOLDER``. Without a folder it is a stem: it forks a zygote for every request, which
+has a socket and a folder of its own. It never initialises CUDA, so its forks may. Processes that a
 submission leaves behind when its runner ends become children of the zygote, which kills them.
 """
 
@@ -21,9 +22,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
-from kbx_env.protocol.status import ALIVE
+from kbx_env.protocol.status import ALIVE, READY_BYTES
 
 FATE_SECONDS = 0.5
 """Seconds that a process may take to end after its socket has closed."""
@@ -309,9 +310,43 @@ class Server:
             runner.serve(sock, settings, fds[1])
 
 
+def _fork_zygotes(control: socket.socket) -> None:
+    """Fork a zygote for each socket and folder that arrive, until the socket for them closes."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a zygote ended, so the system forgets it at once
+    while True:
+        message, fds, _, _ = socket.recv_fds(control, 4096, 1)
+        if not message:
+            return
+        folder = message.decode()
+        try:
+            if os.fork() == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                control.close()
+                os.setsid()
+                _never_back(lambda: _serve(socket.socket(fileno=fds[0]), folder))()
+        except OSError:  # no memory for one more process: whoever waits for it sees that its socket closes
+            traceback.print_exc()
+            shutil.rmtree(folder, ignore_errors=True)
+        for fd in fds:
+            os.close(fd)
+
+
+def _serve(control: socket.socket, folder: str) -> NoReturn:
+    """Serve requests for runners until the socket closes, and end the process. The folder of the runners goes with it."""
+    try:
+        server = Server(control, closes=True)
+        control.sendall(os.getpid().to_bytes(READY_BYTES, "little"))
+        server.serve()
+    except OSError:  # the grader is gone, so there is no one to report to
+        pass
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(0)
+
+
 def main() -> None:
-    """Serve requests on the inherited socket until it closes; the folder of runners goes with it."""
-    control = socket.socket(fileno=int(sys.argv[1]))
+    """Serve requests on the inherited socket until it closes."""
+    control, folder = socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]
     import torch
 
     torch.set_num_threads(1)
@@ -328,16 +363,10 @@ def main() -> None:
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    server = Server(control, closes=True)
-    control.sendall(b"R")
-    server.serve()
+    if folder:
+        _serve(control, folder[0])
+    _fork_zygotes(control)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except OSError:  # the grader is gone, so there is no one to report to
-        pass
-    finally:
-        shutil.rmtree(sys.argv[2], ignore_errors=True)
-        os._exit(0)
+    main()

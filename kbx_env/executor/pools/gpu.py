@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from kbx_env.errors import UsageError
 from kbx_env.executor.pools import cpu_affinity, gpu_files
-from kbx_env.executor.pools.process import CLOSED, GRADER, ProcessPool, Request, WorkerLost, WorkerPool, poisons_worker
+from kbx_env.executor.pools.fork_server import CLOSED
+from kbx_env.executor.pools.process import GRADER, ProcessPool, Request, WorkerLost, WorkerPool, poisons_worker
 from kbx_env.outcome import Outcome
 
 OnAttempt = Callable[[Request, int, int, float, float], None]

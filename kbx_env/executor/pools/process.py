@@ -9,28 +9,21 @@ import os
 import queue
 import select
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
-import kbx_env
-from kbx_env.bytecode import with_bytecode
 from kbx_env.errors import KbxError, UsageError
+from kbx_env.executor.pools.fork_server import ForkServer
 from kbx_env.outcome import GRADER_FAILED, FaultKind, Outcome
+from kbx_env.protocol.status import READY_BYTES
 from kbx_env.spec import packs
 from kbx_env.store import request_key
 
 GRADER = "kbx_env.grading.grader:Grader"
 """Default grader of a worker, as ``module:name``."""
-CORES = "KBX_CORES"
-"""Environment variable with the CPU cores of a worker, separated by commas."""
-CLOSED = "KBX_CLOSED"
-"""Environment variable with files that a worker may not write, separated as in ``PATH``: device files of other GPUs."""
 START_SECONDS = 300.0
 """A worker that is not ready after so many seconds counts as hung, and is replaced."""
 
@@ -156,6 +149,8 @@ class InlinePool:
 class ProcessPool:
     """Worker processes with a warm grader each. They exchange JSON lines, so nothing of a submission is unpickled.
 
+    The workers are forks of one process that has imported the grader (``ForkServer``).
+
     A worker that dies or misses a deadline is killed with its process group and replaced. A worker that is still starting
     when a deadline passes is kept: otherwise a short deadline would kill every worker before its first outcome.
     """
@@ -184,6 +179,7 @@ class ProcessPool:
         self._idle: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
         self._all: set[_Worker] = set()
         self._lock, self._closed = threading.Lock(), False
+        self._server: ForkServer | None = None
         for _ in range(workers):
             self._idle.put(self._start() if ahead else None)
 
@@ -239,8 +235,12 @@ class ProcessPool:
             if self._closed:
                 raise WorkerLost("the worker pool is closed")
             self._all = {w for w in self._all if w.alive}
-            cores = len(self._cores or ()) or os.cpu_count() or 1
-            worker = _Worker(self._grader, max(1, cores // self.width), self._env, self._cores)
+            if self._server is None or not self._server.alive:
+                if self._server is not None:
+                    self._server.close()
+                cores = len(self._cores or ()) or os.cpu_count() or 1
+                self._server = ForkServer(self._grader, max(1, cores // self.width), self._env, self._cores)
+            worker = _Worker(self._server)
             self._all.add(worker)
             return worker
 
@@ -250,53 +250,60 @@ class ProcessPool:
             self._closed = True
             for worker in self._all:
                 worker.kill()
+            if self._server is not None:
+                self._server.close()
 
 
 class _Worker:
     """The pool's handle of one worker process."""
 
-    def __init__(
-        self, grader: str, threads: int, extra_env: Mapping[str, str], cores: Collection[int] | None = None
-    ) -> None:
-        """Start the process.
+    def __init__(self, server: ForkServer) -> None:
+        """Ask for the process.
 
         Args:
-            grader: ``module:name``.
-            threads: CPU threads of torch, unless the environment sets ``OMP_NUM_THREADS``.
-            extra_env: environment variables, added to those of this process.
-            cores: CPU cores of the process; by default any.
+            server: forks it.
+
+        Raises:
+            OSError: no file descriptor, or the server has ended.
         """
-        root = str(Path(kbx_env.__file__).resolve().parent.parent)
-        env = {**with_bytecode(os.environ), **extra_env}
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        # Each worker's torch would take every core: on 2 cores, 2 workers were half as fast as with one thread each.
-        env.setdefault("OMP_NUM_THREADS", str(threads))
-        if cores:
-            env[CORES] = ",".join(map(str, sorted(cores)))
-        self._ready, self._began, self._reading = False, time.monotonic(), threading.Lock()
-        # In its own session: Ctrl-C reaches the parent alone, which then ends the workers in order.
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "kbx_env.executor.pools.worker", grader],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, start_new_session=True,
-        )  # fmt: skip
+        self._server, self._began = server, time.monotonic()
+        self._ready, self._reading, self._reading_pid = False, threading.Lock(), threading.Lock()
+        self._pid: int | None = None
+        """Its process id; 0 if the server ended before it forked the worker."""
+        self._exit: int | None = None
+        """How it ended, once it was killed."""
+        requests, write = os.pipe()
+        read, replies = os.pipe()
+        self._requests, self._replies = os.fdopen(write, "wb"), os.fdopen(read, "rb")
+        try:
+            server.fork(requests, replies)
+        finally:
+            os.close(requests)
+            os.close(replies)
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
-        return self._process.poll() is None
+        """Whether the process runs, or will be forked."""
+        if self._replies.closed:
+            return False
+        poll = select.poll()
+        poll.register(self._replies, select.POLLIN)
+        return not any(event & select.POLLHUP for _, event in poll.poll(0))
 
     def kill(self) -> None:
         """Kill the process group. The sandbox of the worker ends when its sockets close."""
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except OSError:
-            pass
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
+        if self._replies.closed:
+            return
+        if not self._has_pid(0.0):
+            self._server.close()  # it forks no workers, or very late ones; a fork that begins now meets the end of its requests
+        elif self._pid:
+            with contextlib.suppress(OSError):
+                os.killpg(self._pid, signal.SIGKILL)
+            self._exit = self._server.fate(self._pid)
+        for pipe in (self._requests, self._replies):
             # Another thread that reads has met the end of the stream by now. Unwritten data is lost anyway.
             with contextlib.suppress(OSError, ValueError):
-                if pipe:
-                    pipe.close()
+                pipe.close()
 
     def wait(self, seconds: float) -> bool:
         """Wait until the worker is warm or has ended; ``ask`` tells the two apart.
@@ -307,15 +314,27 @@ class _Worker:
         Returns:
             Whether it is warm or has ended.
         """
-        assert self._process.stdout
-        poll = select.poll()
-        poll.register(self._process.stdout, select.POLLIN)
-        if not self._ready and poll.poll(1000 * seconds):
-            with self._reading:
-                if not self._ready:
-                    self._process.stdout.readline()
-                    self._ready = True
+        until = time.monotonic() + seconds
+        with self._reading:
+            if not self._ready and self._has_pid(seconds) and self._readable(until - time.monotonic()):
+                self._replies.readline()
+                self._ready = True
         return self._ready
+
+    def _has_pid(self, seconds: float) -> bool:
+        """Wait for the process id, which comes first, and return whether it is known."""
+        if self._pid is None and self._readable(seconds):
+            with self._reading_pid:
+                if self._pid is None:
+                    # Not through the buffer, which could take what follows as well.
+                    self._pid = int.from_bytes(os.read(self._replies.fileno(), READY_BYTES), "little")
+        return self._pid is not None
+
+    def _readable(self, seconds: float) -> bool:
+        """Wait until there is something to read, or the end of the stream, and return whether there is."""
+        poll = select.poll()
+        poll.register(self._replies, select.POLLIN)
+        return bool(poll.poll(1000 * max(0.0, seconds)))
 
     def ask(self, request: Request, deadline: float) -> Outcome:
         """Send a request and wait for the outcome.
@@ -331,7 +350,6 @@ class _Worker:
             WorkerLost: the worker died, or the deadline passed.
             UsageError: the grader refuses the request.
         """
-        assert self._process.stdin and self._process.stdout
         start = time.monotonic()
         if not self.wait(deadline):
             if start - self._began > START_SECONDS:
@@ -351,9 +369,9 @@ class _Worker:
         timer.daemon = True
         timer.start()
         try:
-            self._process.stdin.write(json.dumps(data, default=list).encode() + b"\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
+            self._requests.write(json.dumps(data, default=list).encode() + b"\n")
+            self._requests.flush()
+            line = self._replies.readline()
             reply = json.loads(line) if line.endswith(b"\n") else None
             if reply:
                 return outcome_of(reply)
@@ -367,7 +385,7 @@ class _Worker:
             timer.cancel()
         self.kill()
         raise WorkerLost(f"no verdict within {deadline:g} s" if timed_out.is_set() else
-                       f"the grading process died (exit {self._process.returncode})")  # fmt: skip
+                       f"the grading process died (exit {self._exit})")  # fmt: skip
 
 
 def reply_of(

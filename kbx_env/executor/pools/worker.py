@@ -1,60 +1,47 @@
-"""Main program of a worker process: reads requests and writes replies, one JSON object a line."""
+"""A worker process, a fork of the pool's fork server: reads requests and writes replies, one JSON object a line."""
 
 from __future__ import annotations
 
 import base64
-import faulthandler
-import gc
 import importlib
 import json
 import os
-import sys
 
-from kbx_env.confinement import close_files
+import torch
+
 from kbx_env.errors import SandboxError
-from kbx_env.executor.pools.process import CLOSED, CORES, opened, reply_of
+from kbx_env.executor.pools.process import opened, reply_of
+from kbx_env.protocol.status import READY_BYTES
 
 
-def serve(spec: str) -> None:
-    """Serve requests from stdin until it closes.
+def serve(spec: str, requests: int, replies: int) -> None:
+    """Serve requests until their end.
 
     Args:
         spec: ``module:name`` of a callable that makes the grader.
+        requests: file descriptor from which requests are read.
+        replies: file descriptor for the process id (``READY_BYTES``), then a line once the grader is warm, then one for each request.
     """
-    if cores := os.environ.pop(CORES, ""):
-        # Before the first thread or child process starts: they inherit the cores.
-        os.sched_setaffinity(0, {int(c) for c in cores.split(",")})
-    if closed := os.environ.pop(CLOSED, ""):
-        close_files(closed.split(os.pathsep))
-    faulthandler.enable()  # a crash in a library names the Python code that called it, on stderr
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries may print to stdout, which would disturb the replies
-    module, _, name = spec.partition(":")
-    grader = getattr(importlib.import_module(module), name)()
-    if warm := getattr(grader, "zygote", None):
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # a fork has one thread until it is told otherwise
+    with os.fdopen(requests, "rb") as lines, os.fdopen(replies, "w") as out:
+        os.write(replies, os.getpid().to_bytes(READY_BYTES, "little"))
+        module, _, name = spec.partition(":")
+        grader = getattr(importlib.import_module(module), name)()
+        if warm := getattr(grader, "zygote", None):
+            try:
+                warm()
+            except SandboxError:  # the first grading tries again, and reports the error
+                pass
         try:
-            warm()
-        except SandboxError:  # the first grading tries again, and reports the error
+            print("ready", file=out, flush=True)
+            for line in lines:
+                request = json.loads(line)
+                source = base64.b64decode(request["source"])
+                reply = opened(request["packs"]) or reply_of(
+                    grader, request["task"], source, request["options"], request.get("proof")
+                )
+                print(json.dumps(reply), file=out, flush=True)
+        except BrokenPipeError:  # the parent is gone
             pass
-    # The libraries stay to the end: each full collection would look at a million of their objects.
-    gc.collect()
-    gc.freeze()
-    replies.write("ready\n")
-    replies.flush()
-    try:
-        for line in sys.stdin:
-            request = json.loads(line)
-            source = base64.b64decode(request["source"])
-            reply = opened(request["packs"]) or reply_of(
-                grader, request["task"], source, request["options"], request.get("proof")
-            )
-            replies.write(json.dumps(reply) + "\n")
-            replies.flush()
-    except BrokenPipeError:  # the parent is gone
-        pass
-    finally:
-        grader.close()
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1])
+        finally:
+            grader.close()

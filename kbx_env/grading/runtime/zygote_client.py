@@ -44,10 +44,11 @@ class Zygote:
             SandboxError: it did not start.
         """
         self._started = ZygoteProcess() if started is None else started
+        self._started.wait()
+        assert self._started.process is not None
         self._folder, self._process = self._started.folder, self._started.process
         self._control, self._lost = self._started.control, False
         self._lock = threading.Lock()
-        self._started.wait()
 
     @property
     def alive(self) -> bool:

@@ -1,0 +1,105 @@
+"""A pool's fork server: imports what workers need, and forks them, with a zygote for each.
+
+Started as ``python -m kbx_env.executor.pools.fork_server_main FD GRADER``. It runs no code of a submission, and does not initialise
+CUDA, so its forks may. Their zygotes are forks of a second process (``ZygoteStem``), because a submission's process should not
+hold what the grader has imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import importlib
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+
+from kbx_env.errors import SandboxError
+from kbx_env.executor.pools import worker
+from kbx_env.executor.pools.fork_server import CLOSED, CORES, FATE_SECONDS, FORK
+from kbx_env.grading.runtime.zygote_process import ZygoteStem, inherit
+
+
+def _fate(pid: int) -> str:
+    """Wait a moment for a child to end, and return its exit status as text; ``?`` if it lives or is none."""
+    until = time.monotonic() + FATE_SECONDS
+    while time.monotonic() < until:
+        try:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            return "?"
+        if ended:
+            return str(os.waitstatus_to_exitcode(status))
+        time.sleep(0.002)
+    return "?"
+
+
+def _fork(grader: str, control: socket.socket, stem: ZygoteStem, fds: Sequence[int]) -> None:
+    """Fork a worker and its zygote."""
+    zygote = None
+    try:
+        with contextlib.suppress(SandboxError):  # the worker starts a zygote itself then
+            zygote = stem.fork()
+        if os.fork() == 0:
+            control.close()
+            stem.leave()
+            if zygote is not None:
+                inherit(zygote)
+            _become(grader, *fds)
+    except OSError:  # no memory for one more process: the pool sees that the worker's pipes close
+        traceback.print_exc()
+    finally:
+        if zygote is not None:
+            zygote.control.close()
+        for fd in fds:
+            os.close(fd)
+
+
+def _become(grader: str, requests: int, replies: int) -> None:
+    """Be a worker, in a fork of the server; ends the process."""
+    status = 1
+    try:
+        os.setsid()
+        worker.serve(grader, requests, replies)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def main() -> None:
+    """Import what a worker needs, and fork one for every request on the inherited socket until it closes."""
+    control, grader = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
+    if cores := os.environ.pop(CORES, ""):
+        # Before the first thread or child process starts: they inherit the cores.
+        os.sched_setaffinity(0, {int(c) for c in cores.split(",")})
+    if closed := os.environ.pop(CLOSED, ""):
+        from kbx_env.confinement import close_files
+
+        close_files(closed.split(os.pathsep))
+    faulthandler.enable()  # a crash in a library names the Python code that called it, on stderr
+    os.dup2(2, 1)  # libraries may print to stdout, where a user of the pool may write something of his own
+    with contextlib.closing(ZygoteStem()) as stem:
+        importlib.import_module(grader.partition(":")[0])
+        # The libraries stay to the end: each full collection would look at a million of their objects, and copy their pages.
+        gc.collect()
+        gc.freeze()
+        while True:
+            message, fds, _, _ = socket.recv_fds(control, 32, 2)
+            if not message:
+                return
+            if message == FORK:
+                _fork(grader, control, stem, fds)
+            else:
+                control.send(_fate(int(message)).encode())
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    main()
