@@ -39,6 +39,43 @@ def guard_compiler() -> None:
     CodeGenerator.call_Function = call
 
 
+def quicken_compiler() -> None:
+    """Have the compiler parse a function once, and describe equal block types once (this process, for good).
+
+    It parses each function for every kernel that calls it, and makes a type for every value: a quarter of its time. The TTIR
+    stays the same.
+    """
+    parse, describe = JITCallable.parse, tl.block_type.__init__
+    trees: dict[str, Any] = {}
+    described: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def parse_once(function: Any) -> Any:
+        text = function._src
+        if text not in trees:
+            trees[text] = parse(function)
+        return trees[text]
+
+    def describe_once(block: Any, element_ty: Any, shape: Any) -> None:
+        sizes = [s.value if isinstance(s, tl.constexpr) else s for s in shape]
+        key = (element_ty.name, *sizes) if type(element_ty) is tl.dtype and all(type(s) is int for s in sizes) else None
+        if key in described:
+            vars(block).update(described[key], element_ty=element_ty, shape=_copied(described[key]["shape"]))
+            return
+        describe(block, element_ty, shape)
+        if key is not None:
+            described[key] = {**vars(block), "shape": _copied(block.shape)}
+
+    JITCallable.parse = parse_once
+    tl.block_type.__init__ = describe_once
+
+
+def _copied(shape: Any) -> Any:
+    """Return a copy of a shape as Triton keeps it: a kernel can assign to its elements."""
+    copied = object.__new__(type(shape))
+    vars(copied).update(vars(shape), values=list(shape.values))
+    return copied
+
+
 def _harmless(fn: Any) -> bool:
     """Return whether a function may be called while a kernel is compiled."""
     if isinstance(fn, JITCallable) or is_builtin(fn):

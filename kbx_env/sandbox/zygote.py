@@ -355,6 +355,7 @@ def main() -> None:
     from kbx_env.sandbox import recompile, runner, specialised, warm  # noqa: F401  # imports triton
 
     specialised.guard_compiler()
+    specialised.quicken_compiler()
     warm.warm()
     # A module that a runner imports later must leave no compiled file: the audit hook would take it for a write of the submission.
     sys.dont_write_bytecode = True

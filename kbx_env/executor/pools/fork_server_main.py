@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from kbx_env.errors import SandboxError
 from kbx_env.executor.pools import worker
 from kbx_env.executor.pools.fork_server import CLOSED, CORES, FATE_SECONDS, FORK
+from kbx_env.executor.pools.process import GRADER
 from kbx_env.grading.runtime.zygote_process import ZygoteStem, inherit
 
 
@@ -39,22 +40,23 @@ def _fate(pid: int) -> str:
     return "?"
 
 
-def _fork(grader: str, control: socket.socket, stem: ZygoteStem, fds: Sequence[int]) -> None:
+def _fork(grader: str, control: socket.socket, stem: ZygoteStem | None, fds: Sequence[int]) -> None:
     """Fork a worker and its zygote."""
     zygote = None
     try:
         with contextlib.suppress(SandboxError):  # the worker starts a zygote itself then
-            zygote = stem.fork()
+            zygote = stem.fork() if stem else None
         if os.fork() == 0:
             control.close()
-            stem.leave()
-            if zygote is not None:
+            if stem:
+                stem.leave()
+            if zygote:
                 inherit(zygote)
             _become(grader, *fds)
     except OSError:  # no memory for one more process: the pool sees that the worker's pipes close
         traceback.print_exc()
     finally:
-        if zygote is not None:
+        if zygote:
             zygote.control.close()
         for fd in fds:
             os.close(fd)
@@ -85,7 +87,10 @@ def main() -> None:
         close_files(closed.split(os.pathsep))
     faulthandler.enable()  # a crash in a library names the Python code that called it, on stderr
     os.dup2(2, 1)  # libraries may print to stdout, where a user of the pool may write something of his own
-    with contextlib.closing(ZygoteStem()) as stem:
+    with contextlib.ExitStack() as at_end:
+        stem = None
+        if grader == GRADER:  # others may need no zygote; those that do start one for each worker
+            stem = at_end.enter_context(contextlib.closing(ZygoteStem()))
         importlib.import_module(grader.partition(":")[0])
         # The libraries stay to the end: each full collection would look at a million of their objects, and copy their pages.
         gc.collect()

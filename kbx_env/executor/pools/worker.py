@@ -6,8 +6,7 @@ import base64
 import importlib
 import json
 import os
-
-import torch
+import sys
 
 from kbx_env.errors import SandboxError
 from kbx_env.executor.pools.process import opened, reply_of
@@ -22,7 +21,8 @@ def serve(spec: str, requests: int, replies: int) -> None:
         requests: file descriptor from which requests are read.
         replies: file descriptor for the process id (``READY_BYTES``), then a line once the grader is warm, then one for each request.
     """
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # a fork has one thread until it is told otherwise
+    if torch := sys.modules.get("torch"):  # a fork has one thread until it is told otherwise
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     with os.fdopen(requests, "rb") as lines, os.fdopen(replies, "w") as out:
         os.write(replies, os.getpid().to_bytes(READY_BYTES, "little"))
         module, _, name = spec.partition(":")

@@ -24,10 +24,11 @@ from kbx_env.spec import packs
 
 ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20), "MALLOC_TOP_PAD_": str(1 << 20),
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }  # fmt: skip
-"""Environment for glibc, in bytes: freed arrays stay in the process. By default each array above 128 KiB is mapped and returned
-anew, and the kernel clears its pages: a sixth of the system's CPU seconds of a grading on the CPU tier, which makes many such
-arrays."""
+"""Environment for glibc, in bytes: freed arrays stay in the process, and memory consists of large pages where the system has
+them for those who ask. By default each array above 128 KiB is mapped and returned anew, and the kernel clears its pages, one
+fault for 4 KiB: 6 million faults while 176 kernels are graded on the CPU tier, instead of 2.5 million."""
 START_SECONDS = 120.0
 """Seconds that a zygote may take to get warm; a machine under full load takes up to a minute."""
 _inherited: list[ZygoteProcess] = []
