@@ -34,7 +34,7 @@ install: $(STAMP)
 # DEMO_ARGS: further options, such as --tasks 'math/*' for a short one.
 demo: $(DEMO_STAMP)
 	$(BIN)/python eval/report.py --policy expert --policy replay:baselines/samples/replay.jsonl --answered \
-		--backend cpu --split all --workers 2 --targets none --out runs/demo --overwrite $(DEMO_ARGS)
+		--backend cpu --split all --workers 3 --targets none --out runs/demo --overwrite $(DEMO_ARGS)
 	@echo "expert: our own kernel for each task. All correct: the grader works here, and every task can be solved."
 	@echo "replay: recorded answers to a few tasks, with typical mistakes; the page of a task says what is wrong with each."
 	@echo "Nothing is timed on the CPU: speedups need a GPU (--backend cuda), --estimate h200 adds estimates."
