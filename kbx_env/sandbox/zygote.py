@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import gc
 import json
 import os
@@ -320,10 +321,7 @@ def _fork_zygotes(control: socket.socket) -> None:
         folder = message.decode()
         try:
             if os.fork() == 0:
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                control.close()
-                os.setsid()
-                _never_back(lambda: _serve(socket.socket(fileno=fds[0]), folder))()
+                _never_back(functools.partial(_be_zygote, control, fds[0], folder))()
         except OSError:  # no memory for one more process: whoever waits for it sees that its socket closes
             traceback.print_exc()
             shutil.rmtree(folder, ignore_errors=True)
@@ -331,9 +329,18 @@ def _fork_zygotes(control: socket.socket) -> None:
             os.close(fd)
 
 
-def _serve(control: socket.socket, folder: str) -> NoReturn:
-    """Serve requests for runners until the socket closes, and end the process. The folder of the runners goes with it."""
+def _be_zygote(stem: socket.socket, fd: int, folder: str) -> NoReturn:
+    """Be a zygote, in a fork of a stem."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    stem.close()
+    os.setsid()
+    _serve(fd, folder)
+
+
+def _serve(fd: int, folder: str) -> NoReturn:
+    """Serve requests for runners on a socket until it closes, and end the process. The folder of the runners goes with it."""
     try:
+        control = socket.socket(fileno=fd)
         server = Server(control, closes=True)
         control.sendall(os.getpid().to_bytes(READY_BYTES, "little"))
         server.serve()
@@ -346,7 +353,7 @@ def _serve(control: socket.socket, folder: str) -> NoReturn:
 
 def main() -> None:
     """Serve requests on the inherited socket until it closes."""
-    control, folder = socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]
+    fd, folder = int(sys.argv[1]), sys.argv[2:]
     import torch
 
     torch.set_num_threads(1)
@@ -365,8 +372,8 @@ def main() -> None:
     gc.set_threshold(COLLECT_AFTER)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if folder:
-        _serve(control, folder[0])
-    _fork_zygotes(control)
+        _serve(fd, *folder)
+    _fork_zygotes(socket.socket(fileno=fd))
 
 
 if __name__ == "__main__":

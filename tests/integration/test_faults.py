@@ -225,14 +225,18 @@ from kbx_env.grading import judge
 from kbx_env.grading.grader import Grader
 
 mark = pathlib.Path({str(tmp_path / "mark")!r})
-if not mark.exists():
-    mark.write_text(str(os.getpid()))
-    def dead(*args, **more):
-        raise RuntimeError("CUDA error: unspecified launch failure")
-    judge.judge = dead
+
+def dead(*args, **more):
+    raise RuntimeError("CUDA error: unspecified launch failure")
+
+def grader():  # called in each worker
+    if not mark.exists():
+        mark.write_text(str(os.getpid()))
+        judge.judge = dead
+    return Grader()
 """)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with Executor(ProcessPool(1, "sick:Grader"), attempts=2) as executor:
+    with Executor(ProcessPool(1, "sick:grader"), attempts=2) as executor:
         request = Request(TASK, EXPERT.encode(), {"backend": "cpu", "targets": [], "split": "train"})
         assert executor.submit(request).result(120).correct
     assert int((tmp_path / "mark").read_text())

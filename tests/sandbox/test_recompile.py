@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import triton.language as tl
 from triton.compiler import ASTSource
 from triton.compiler.code_generator import CodeGenerator
 from triton.compiler.compiler import make_backend
 from triton.compiler.errors import CompilationError
+from triton.runtime.jit import JITCallable
 
 from kbx_env.sandbox.fake_cuda.driver import TARGETS
 from kbx_env.sandbox.recipe import evaluated, recipe
 from kbx_env.sandbox.recompile import Changed, NotComparable, NotInSource, Source, answer
-from kbx_env.sandbox.specialised import ForeignCall, guard_compiler, ttir_of
+from kbx_env.sandbox.specialised import ForeignCall, guard_compiler, quicken_compiler, ttir_of
 
 SOURCE = '''
 import triton
@@ -201,3 +203,30 @@ def test_what_the_source_imports_is_not_asked_of_the_description(tmp_path: Path)
     for f in row["functions"]:
         f["names"] = {n: {"c": 1} if n in ("tl", "libdevice") else d for n, d in f["names"].items()}
     assert _again(SOURCE, row, tmp_path) == normalised(text)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(JITCallable, "parse", JITCallable.parse)  # puts both back after the test
+    monkeypatch.setattr(tl.block_type, "__init__", tl.block_type.__init__)
+    return quicken_compiler
+
+
+@pytest.mark.parametrize("source", [SOURCE, CLASSES])
+def test_the_quick_compiler_gives_the_same_ttir(source: str, tmp_path: Path, quick) -> None:
+    row, _ = _described(tmp_path, source)
+    plain = _again(source, row, tmp_path)
+    quick()
+    assert [_again(source, row, tmp_path) for _ in range(2)] == [plain, plain]
+
+
+def test_a_kernel_that_changes_a_shape_changes_no_other(quick) -> None:
+    quick()
+    for _ in range(2):
+        block = tl.block_type(tl.float32, [4, 8])
+        assert (list(block.shape.values), block.numel, block.name) == ([4, 8], 32, str(block))
+        block.shape.values[0] = 16
+    with pytest.raises(ValueError, match="power of 2"):
+        tl.block_type(tl.float32, [3])
+    with pytest.raises(TypeError, match="constexpr"):
+        tl.block_type(tl.float32, [4, 8.0])

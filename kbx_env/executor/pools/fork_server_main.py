@@ -18,12 +18,13 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
 from kbx_env.errors import SandboxError
 from kbx_env.executor.pools import worker
 from kbx_env.executor.pools.fork_server import CLOSED, CORES, FATE_SECONDS, FORK
 from kbx_env.executor.pools.process import GRADER
-from kbx_env.grading.runtime.zygote_process import ZygoteStem, inherit
+from kbx_env.grading.runtime.zygote_process import ZygoteProcess, ZygoteStem, inherit
 
 
 def _fate(pid: int) -> str:
@@ -47,12 +48,7 @@ def _fork(grader: str, control: socket.socket, stem: ZygoteStem | None, fds: Seq
         with contextlib.suppress(SandboxError):  # the worker starts a zygote itself then
             zygote = stem.fork() if stem else None
         if os.fork() == 0:
-            control.close()
-            if stem:
-                stem.leave()
-            if zygote:
-                inherit(zygote)
-            _become(grader, *fds)
+            _be_worker(grader, control, stem, zygote, *fds)
     except OSError:  # no memory for one more process: the pool sees that the worker's pipes close
         traceback.print_exc()
     finally:
@@ -62,11 +58,18 @@ def _fork(grader: str, control: socket.socket, stem: ZygoteStem | None, fds: Seq
             os.close(fd)
 
 
-def _become(grader: str, requests: int, replies: int) -> None:
+def _be_worker(
+    grader: str, control: socket.socket, stem: ZygoteStem | None, zygote: ZygoteProcess | None, requests: int, replies: int
+) -> NoReturn:  # fmt: skip
     """Be a worker, in a fork of the server; ends the process."""
     status = 1
     try:
         os.setsid()
+        control.close()
+        if stem:
+            stem.leave()
+        if zygote:
+            inherit(zygote)
         worker.serve(grader, requests, replies)
         status = 0
     except BaseException:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import importlib
 import json
 import os
@@ -19,20 +20,21 @@ def serve(spec: str, requests: int, replies: int) -> None:
     Args:
         spec: ``module:name`` of a callable that makes the grader.
         requests: file descriptor from which requests are read.
-        replies: file descriptor for the process id (``READY_BYTES``), then a line once the grader is warm, then one for each request.
+        replies: file descriptor for the process id (``READY_BYTES``), a line once the grader is warm, and one for each request.
     """
     if torch := sys.modules.get("torch"):  # a fork has one thread until it is told otherwise
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    with os.fdopen(requests, "rb") as lines, os.fdopen(replies, "w") as out:
-        os.write(replies, os.getpid().to_bytes(READY_BYTES, "little"))
-        module, _, name = spec.partition(":")
-        grader = getattr(importlib.import_module(module), name)()
-        if warm := getattr(grader, "zygote", None):
-            try:
-                warm()
-            except SandboxError:  # the first grading tries again, and reports the error
-                pass
+    grader = None
+    # A broken pipe: the parent is gone.
+    with contextlib.suppress(BrokenPipeError), os.fdopen(requests, "rb") as lines, os.fdopen(replies, "w") as out:
         try:
+            os.write(replies, os.getpid().to_bytes(READY_BYTES, "little"))
+            module, _, name = spec.partition(":")
+            grader = getattr(importlib.import_module(module), name)()
+            if warm := getattr(grader, "zygote", None):
+                # Otherwise the first grading tries again, and reports the error.
+                with contextlib.suppress(SandboxError):
+                    warm()
             print("ready", file=out, flush=True)
             for line in lines:
                 request = json.loads(line)
@@ -41,7 +43,6 @@ def serve(spec: str, requests: int, replies: int) -> None:
                     grader, request["task"], source, request["options"], request.get("proof")
                 )
                 print(json.dumps(reply), file=out, flush=True)
-        except BrokenPipeError:  # the parent is gone
-            pass
         finally:
-            grader.close()
+            if grader is not None:
+                grader.close()

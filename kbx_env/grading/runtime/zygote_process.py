@@ -101,6 +101,8 @@ class ZygoteProcess:
         SandboxError: no file descriptor, no process, or no disk space.
     """
 
+    folder: str
+    control: socket.socket
     process: subprocess.Popen[bytes] | ForkedProcess | None
 
     def __init__(self, forked: tuple[socket.socket, str] | None = None) -> None:
