@@ -82,8 +82,7 @@ def min_gelu(input, dim=None, keepdim=False, approximate="none", out=None):
     y = F.gelu(input, approximate=approximate)
     if dim is None:
         return y.amin() if out is None else out.copy_(y.amin())
-    low = y.amin(dim, keepdim=True)
-    n = input.shape[dim]
+    # Compared by input: torch's GELU rounds equal numbers differently where they lie at different places of a vector.
+    n, least = input.shape[dim], input.gather(dim, y.argmin(dim, keepdim=True))
     where = torch.arange(n, device=y.device).view([n if i == dim % y.dim() else 1 for i in range(y.dim())])
-    index = torch.where(y == low, where, n).amin(dim, keepdim=keepdim)
-    return (low if keepdim else low.squeeze(dim)), index
+    return y.amin(dim, keepdim=keepdim), torch.where(input == least, where, n).amin(dim, keepdim=keepdim)
