@@ -92,7 +92,10 @@ class ForkServer:
             try:
                 self._control.settimeout(2 * FATE_SECONDS)
                 self._control.send(str(pid).encode())
-                return int(self._control.recv(32))
+                while True:
+                    of, status = self._control.recv(32).split()
+                    if int(of) == pid:  # not the late answer to an earlier question
+                        return int(status)
             except (OSError, ValueError):  # it has ended, or the worker lives
                 return None
 

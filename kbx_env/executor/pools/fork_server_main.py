@@ -105,7 +105,7 @@ def main() -> None:
             if message == FORK:
                 _fork(grader, control, stem, fds)
             else:
-                control.send(_fate(int(message)).encode())
+                control.send(b"%s %s" % (message, _fate(int(message)).encode()))
 
 
 if __name__ == "__main__":

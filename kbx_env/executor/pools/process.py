@@ -264,7 +264,7 @@ class _Worker:
             server: forks it.
 
         Raises:
-            OSError: no file descriptor, or the server has ended.
+            WorkerLost: no file descriptor, or the server has ended.
         """
         self._server, self._began = server, time.monotonic()
         self._ready, self._reading, self._reading_pid = False, threading.Lock(), threading.Lock()
@@ -272,14 +272,18 @@ class _Worker:
         """Its process id; 0 if the server ended before it forked the worker."""
         self._exit: int | None = None
         """How it ended, once it was killed."""
-        requests, write = os.pipe()
-        read, replies = os.pipe()
-        self._requests, self._replies = os.fdopen(write, "wb"), os.fdopen(read, "rb")
-        try:
-            server.fork(requests, replies)
-        finally:
-            os.close(requests)
-            os.close(replies)
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            try:
+                requests, write = os.pipe()
+                theirs.callback(os.close, requests)
+                self._requests = ours.enter_context(os.fdopen(write, "wb"))
+                read, replies = os.pipe()
+                theirs.callback(os.close, replies)
+                self._replies = ours.enter_context(os.fdopen(read, "rb"))
+                server.fork(requests, replies)
+            except OSError as e:
+                raise WorkerLost(f"no process for a worker: {e}") from e
+            ours.pop_all()
 
     @property
     def alive(self) -> bool:

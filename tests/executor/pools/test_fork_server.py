@@ -77,6 +77,17 @@ def test_workers_outlive_their_server_and_get_a_new_one(pool: ProcessPool) -> No
     assert again != server and own not in workers
 
 
+def test_a_server_that_ends_while_it_is_asked_is_a_lost_worker(pool: ProcessPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = pool._server
+    assert server is not None
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patched, pytest.raises(WorkerLost, match="no process"):
+        server._control.close()
+        patched.setattr(type(server), "alive", True)
+        pool._start()
+    assert len(os.listdir("/proc/self/fd")) <= before, "no pipe stays open"
+
+
 def test_a_pool_that_is_closed_at_once_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tells.py").write_text(TELLS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
