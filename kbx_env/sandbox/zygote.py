@@ -2,9 +2,10 @@
 
 Most runners of the CPU tier are forks of a fork (``ClosedFork``), in which torch's kernels are replaced already.
 
-Started as ``python -m kbx_env.sandbox.zygote FD FOLDER``. Without a folder it is a stem: it forks a zygote for every request, which
-has a socket and a folder of its own. It never initialises CUDA, so its forks may. Processes that a
+Started as ``python -m kbx_env.sandbox.zygote FD FOLDER``. It never initialises CUDA, so its forks may. Processes that a
 submission leaves behind when its runner ends become children of the zygote, which kills them.
+
+Without a folder it is a zygote server: it forks a zygote for every request, which has a socket and a folder of its own.
 """
 
 from __future__ import annotations
@@ -329,10 +330,10 @@ def _fork_zygotes(control: socket.socket) -> None:
             os.close(fd)
 
 
-def _be_zygote(stem: socket.socket, fd: int, folder: str) -> NoReturn:
-    """Be a zygote, in a fork of a stem."""
+def _be_zygote(zygote_server: socket.socket, fd: int, folder: str) -> NoReturn:
+    """Be a zygote, in a fork of a zygote server."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    stem.close()
+    zygote_server.close()
     os.setsid()
     _serve(fd, folder)
 

@@ -22,7 +22,7 @@ CORES = "KBX_CORES"
 CLOSED = "KBX_CLOSED"
 """Environment variable with files that workers may not write, separated as in ``PATH``: device files of other GPUs."""
 FATE_SECONDS = 0.5
-"""Seconds that a worker may take to end after its socket has closed."""
+"""Seconds for which the server waits until a worker has ended, when it is asked how."""
 FORK = b"F"
 """Request for a worker; any other request is a process id, and asks how that worker ended."""
 

@@ -1,8 +1,8 @@
 """A pool's fork server: imports what workers need, and forks them, with a zygote for each.
 
 Started as ``python -m kbx_env.executor.pools.fork_server_main FD GRADER``. It runs no code of a submission, and does not initialise
-CUDA, so its forks may. Their zygotes are forks of a second process (``ZygoteStem``), because a submission's process should not
-hold what the grader has imported.
+CUDA, so its forks may. Their zygotes are forks of a second process (``ZygoteForkServer``), because a submission's process should
+not hold what the grader has imported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kbx_env.errors import SandboxError
 from kbx_env.executor.pools import worker
 from kbx_env.executor.pools.fork_server import CLOSED, CORES, FATE_SECONDS, FORK
 from kbx_env.executor.pools.process import GRADER
-from kbx_env.grading.runtime.zygote_process import ZygoteProcess, ZygoteStem, inherit
+from kbx_env.grading.runtime.zygote_process import ZygoteForkServer, ZygoteProcess, inherit
 
 
 def _fate(pid: int) -> str:
@@ -41,14 +41,14 @@ def _fate(pid: int) -> str:
     return "?"
 
 
-def _fork(grader: str, control: socket.socket, stem: ZygoteStem | None, fds: Sequence[int]) -> None:
+def _fork(grader: str, control: socket.socket, zygote_server: ZygoteForkServer | None, fds: Sequence[int]) -> None:
     """Fork a worker and its zygote."""
     zygote = None
     try:
         with contextlib.suppress(SandboxError):  # the worker starts a zygote itself then
-            zygote = stem.fork() if stem else None
+            zygote = zygote_server.fork() if zygote_server else None
         if os.fork() == 0:
-            _be_worker(grader, control, stem, zygote, *fds)
+            _be_worker(grader, control, zygote_server, zygote, *fds)
     except OSError:  # no memory for one more process: the pool sees that the worker's pipes close
         traceback.print_exc()
     finally:
@@ -59,15 +59,16 @@ def _fork(grader: str, control: socket.socket, stem: ZygoteStem | None, fds: Seq
 
 
 def _be_worker(
-    grader: str, control: socket.socket, stem: ZygoteStem | None, zygote: ZygoteProcess | None, requests: int, replies: int
+    grader: str, control: socket.socket, zygote_server: ZygoteForkServer | None, zygote: ZygoteProcess | None,
+    requests: int, replies: int,
 ) -> NoReturn:  # fmt: skip
     """Be a worker, in a fork of the server; ends the process."""
     status = 1
     try:
         os.setsid()
         control.close()
-        if stem:
-            stem.leave()
+        if zygote_server:
+            zygote_server.leave()
         if zygote:
             inherit(zygote)
         worker.serve(grader, requests, replies)
@@ -91,9 +92,9 @@ def main() -> None:
     faulthandler.enable()  # a crash in a library names the Python code that called it, on stderr
     os.dup2(2, 1)  # libraries may print to stdout, where a user of the pool may write something of his own
     with contextlib.ExitStack() as at_end:
-        stem = None
+        zygote_server = None
         if grader == GRADER:  # others may need no zygote; those that do start one for each worker
-            stem = at_end.enter_context(contextlib.closing(ZygoteStem()))
+            zygote_server = at_end.enter_context(contextlib.closing(ZygoteForkServer()))
         importlib.import_module(grader.partition(":")[0])
         # The libraries stay to the end: each full collection would look at a million of their objects, and copy their pages.
         gc.collect()
@@ -103,7 +104,7 @@ def main() -> None:
             if not message:
                 return
             if message == FORK:
-                _fork(grader, control, stem, fds)
+                _fork(grader, control, zygote_server, fds)
             else:
                 control.send(b"%s %s" % (message, _fate(int(message)).encode()))
 

@@ -89,13 +89,13 @@ class ZygoteProcess:
     """The process of a zygote, and the socket on which it takes requests.
 
     Args:
-        forked: a socket to a zygote that a ``ZygoteStem`` forks, and its folder; by default a process is started, or the one
+        forked: a socket to a zygote that a ``ZygoteForkServer`` forks, and its folder; by default a process is started, or the one
             taken that this process has inherited.
 
     Attributes:
         folder: in which it and its runners write. If the grader is killed, the zygote removes it before it ends.
         control: takes requests once ``wait`` has returned.
-        process: the process; ``None`` while a stem has not yet forked it.
+        process: the process; ``None`` while a zygote server has not yet forked it.
 
     Raises:
         SandboxError: no file descriptor, no process, or no disk space.
@@ -164,7 +164,7 @@ class ZygoteProcess:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-class ZygoteStem:
+class ZygoteForkServer:
     """A process that gets warm like a zygote, and forks zygotes: one for each grader of a pool.
 
     Raises:
@@ -185,10 +185,10 @@ class ZygoteStem:
         """Ask for a zygote, without waiting for it.
 
         Returns:
-            The zygote, which gets warm once the stem is.
+            The zygote, which gets warm once the zygote server is.
 
         Raises:
-            SandboxError: the stem has ended, or there is no disk space.
+            SandboxError: the zygote server has ended, or there is no disk space.
         """
         try:
             folder = tempfile.mkdtemp(prefix="kbx-")
@@ -206,11 +206,11 @@ class ZygoteStem:
         return ZygoteProcess((control, folder))
 
     def leave(self) -> None:
-        """Give up the stem in a fork of this process: this process asks it for nothing."""
+        """Give up the zygote server in a fork of this process: this process asks it for nothing."""
         self._control.close()
 
     def close(self) -> None:
-        """End the stem. Its zygotes live on until their sockets close."""
+        """End the zygote server. Its zygotes live on until their sockets close."""
         self._control.close()
         self._process.kill()
         self._process.wait()
@@ -220,13 +220,13 @@ def inherit(zygote: ZygoteProcess) -> None:
     """Have the next ``ZygoteProcess`` of this process be one that was forked for it.
 
     Args:
-        zygote: of a ``ZygoteStem``.
+        zygote: of a ``ZygoteForkServer``.
     """
     _inherited.append(zygote)
 
 
 def _started(control: socket.socket, *folder: str) -> subprocess.Popen[bytes]:
-    """Start a zygote with a folder, or a stem without one."""
+    """Start a zygote with a folder, or a zygote server without one."""
     root = str(Path(kbx_env.__file__).resolve().parent.parent)
     env = {k: v for k, v in with_bytecode(os.environ).items() if not k.upper().endswith(("_KEY", "_TOKEN", "_SECRET"))}
     env["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [env.get("PYTHONPATH")])])

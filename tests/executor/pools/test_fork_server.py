@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kbx_env.executor.pools.process import ProcessPool, Request, WorkerLost
-from kbx_env.grading.runtime.zygote_process import ForkedProcess, ZygoteProcess, ZygoteStem
+from kbx_env.grading.runtime.zygote_process import ForkedProcess, ZygoteForkServer, ZygoteProcess
 from kbx_env.outcome import Outcome
 
 TELLS = """
@@ -98,9 +98,9 @@ def test_a_pool_that_is_closed_at_once_leaves_no_process(tmp_path: Path, monkeyp
     assert server is not None and not server.alive and time.monotonic() - began < 5.0
 
 
-def test_a_stem_forks_zygotes_which_leave_no_folder() -> None:
-    with contextlib.closing(ZygoteStem()) as stem:
-        zygotes = [stem.fork() for _ in range(2)]
+def test_a_zygote_server_forks_zygotes_which_leave_no_folder() -> None:
+    with contextlib.closing(ZygoteForkServer()) as zygote_server:
+        zygotes = [zygote_server.fork() for _ in range(2)]
         for zygote in zygotes:
             zygote.wait()
             assert zygote.process is not None and zygote.process.poll() is None
@@ -108,14 +108,14 @@ def test_a_stem_forks_zygotes_which_leave_no_folder() -> None:
         zygotes[0].close()
         zygotes[0].close()  # closing twice does no harm
         assert zygotes[0].process is not None and zygotes[0].process.poll() == 0
-    assert zygotes[1].process is not None and zygotes[1].process.poll() is None, "it does not need the stem"
+    assert zygotes[1].process is not None and zygotes[1].process.poll() is None, "it does not need the zygote server"
     zygotes[1].close()
     assert not any(Path(z.folder).exists() for z in zygotes)
 
 
 def test_a_zygote_whose_grader_is_gone_before_it_is_warm_ends() -> None:
-    with contextlib.closing(ZygoteStem()) as stem:
-        lost, kept = stem.fork(), stem.fork()
+    with contextlib.closing(ZygoteForkServer()) as zygote_server:
+        lost, kept = zygote_server.fork(), zygote_server.fork()
         lost.control.close()
         kept.wait()
         until = time.monotonic() + 10
@@ -145,7 +145,7 @@ def test_a_process_that_has_ended_is_told_from_one_that_runs() -> None:
 
 def test_the_environment_of_zygotes_has_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_API_KEY", "secret")
-    with contextlib.closing(ZygoteStem()) as stem, contextlib.closing(stem.fork()) as zygote:
+    with contextlib.closing(ZygoteForkServer()) as zygote_server, contextlib.closing(zygote_server.fork()) as zygote:
         assert isinstance(zygote, ZygoteProcess)
         zygote.wait()
         assert zygote.process is not None
