@@ -67,6 +67,7 @@ class GradingContext:
         accumulator: totals of the evidence of all calls.
         earlier_draws: random numbers that calls of earlier cases have drawn, for judges of randomness.
         gate: why the published gate refuses the source, in the paper's check; empty if it does not.
+        drawn: by the number of a derived case, the arguments of its first call and what is known about them, until it is judged.
     """
 
     task: Task
@@ -85,6 +86,7 @@ class GradingContext:
     accumulator: EvidenceAccumulator = field(default_factory=EvidenceAccumulator)
     earlier_draws: list[Any] = field(default_factory=list)
     gate: str = ""
+    drawn: dict[int, tuple[dict[str, Any], judges.Known]] = field(default_factory=dict)
     _session: RunnerSession | None = None
 
     def select_cases(self) -> None:
@@ -100,8 +102,11 @@ class GradingContext:
         drawn = not self.lacks(DefenceLayer.CASES) and not self.lacks(DefenceLayer.DERIVED)
         if self.options.grading == "contract" and drawn:
             for case in derived_cases.derive(self.task, self.secret, self.options.split):
+                index, known = len(self.cases), judges.Known()
+                args = inputs.draw(self.task, case, inputs.case_seed(self.secret, self.task.id, self.options.split, index, 0))
                 self.cases.append(case)
-                self.telling.append(derived_cases.is_telling(self.task, case))
+                self.telling.append(derived_cases.is_telling(self.task, case, args, known))
+                self.drawn[index] = args, known
         self.builder.total, self.builder.telling = len(self.cases), sum(self.telling)
         if self.backend == "cpu" and not self.lacks(DefenceLayer.REPEAT):
             self.repeated = self._repeated()
@@ -186,6 +191,7 @@ class GradingContext:
             self.processes.zygote(), self.task, self.backend, self.secret, self.options.split, self.options.wall, self.without,
             self.allows_torch, pool, self.as_published, self.processes.compilers,
         )  # fmt: skip
+        self._session.drawn = {index: args for index, (args, _) in self.drawn.items()}
         self.builder.gpu = self._session.gpu
         return self._session
 
@@ -227,12 +233,15 @@ class GradingContext:
         if self.options.ahead_of_time:
             self.builder.builds.extend(self.session.build(list(self.options.ahead_of_time)))
 
-    def judge(self, case: Case, calls: Sequence[CallResult], *, alone: bool = False) -> judges.Ruling:
+    def judge(
+        self, case: Case, calls: Sequence[CallResult], *, alone: bool = False, known: judges.Known | None = None
+    ) -> judges.Ruling:  # fmt: skip
         """Judge the calls of a case.
 
         Args:
             case: the case.
             calls: on equal inputs.
+            known: what is known about these inputs.
             alone: there is one call, also where the criterion compares several: judge what one call shows.
 
         Returns:
@@ -252,7 +261,7 @@ class GradingContext:
         answers *= judges.calls_needed(self.task, case) if alone else 1
         return judges.judge(
             self.task, case, calls[0].args, answers, timed=alone, device="cpu",
-            generator_seeds=[c.generator_seed for c in calls], earlier=None if alone else self.earlier_draws,
+            generator_seeds=[c.generator_seed for c in calls], earlier=None if alone else self.earlier_draws, known=known,
         )  # fmt: skip
 
     def tells(self, case: Case, call: CallResult, args: dict[str, Any]) -> bool:

@@ -9,13 +9,14 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from kbx_env.errors import DeclarationError
 from kbx_env.grading import inputs
 from kbx_env.grading import judge as judges
 from kbx_env.spec.input_distributions import Distribution, Normal, Outlier
 from kbx_env.spec.task import Case, Task, shape_of
-from kbx_env.spec.varied import Pick, contiguous, parsed
+from kbx_env.spec.varied import Pick, contiguous, parsed, reshapable
 
 ATTEMPTS = 50
 """Draws of a case whose sizes are not those of a held-out case; the first draw nearly always qualifies."""
@@ -50,16 +51,21 @@ def derive(task: Task, secret: bytes, split: str) -> list[Case]:
         DeclarationError: a family draws nothing but sizes of held-out cases, or names what the task lacks.
     """
     held = [dict(c.axes) for c in task.cases if c.held and c.axes] if split == "train" else []
-    seeds = [_seeds(task, k, secret, split) for k in range(len(task.varied))]
+    bases = reshapable(task.cases)
+    seeds = [_seeds(task, bases, k, secret, split) for k in range(len(task.varied))]
     drawn = [_drawn(task, k, seeds[k], held) for k in range(len(task.varied))]
     known = _declared_values(task)
+    free = {name for name, values in known.items() if name not in task.takes and not {"True", "False"} <= values}
     for k, family in enumerate(task.varied):
         elsewhere = set().union(*(_new_values(known, case) for case, _ in (*drawn[:k], *drawn[k + 1 :])))
-        for pick in itertools.islice(seeds[k], REDRAWS):
+        found = elsewhere | _new_values(known, drawn[k][0])
+        for pick in itertools.islice(seeds[k], 0 if found >= free else REDRAWS):
             case = family(pick)
-            more = elsewhere | _new_values(known, case) > elsewhere | _new_values(known, drawn[k][0])
-            if more and dict(case.axes) not in held:
-                drawn[k] = case, pick
+            more = elsewhere | _new_values(known, case)
+            if more > found and dict(case.axes) not in held:
+                drawn[k], found = (case, pick), more
+                if found >= free:
+                    break
     drawn = [(_some_near_zero(case), pick) for case, pick in drawn]
     cases = [laid_out(task, case, pick, alike=pick.chance(ALIKE)) for case, pick in drawn]
     pick = Pick(inputs.case_seed(secret, task.id, f"{split} contiguous", 0, 0))
@@ -114,10 +120,10 @@ def _can_spare(task: Task, cases: Sequence[Case], number: int) -> bool:
     )  # fmt: skip
 
 
-def _seeds(task: Task, number: int, secret: bytes, split: str) -> Iterator[Pick]:
-    """Yield sources of choices for one family."""
+def _seeds(task: Task, cases: Sequence[Case], number: int, secret: bytes, split: str) -> Iterator[Pick]:
+    """Yield sources of choices for one family; ``cases`` may be reshaped."""
     for attempt in itertools.count():
-        yield Pick(inputs.case_seed(secret, task.id, f"{split} derived", number, attempt), task.cases)
+        yield Pick(inputs.case_seed(secret, task.id, f"{split} derived", number, attempt), cases)
 
 
 def _drawn(
@@ -193,9 +199,16 @@ def contiguous_out(task: Task) -> bool:
     return any(re.search(r"\bout\b", s) and "contiguous" in s and "non-contiguous" not in s for s in sentences)
 
 
-def is_telling(task: Task, case: Case) -> bool:
+def is_telling(task: Task, case: Case, args: Mapping[str, Any] | None = None, known: judges.Known | None = None) -> bool:
     """Return whether no constant and no copy of an input would be right in a derived case, as the judge sees it.
 
     Random sizes and arguments make some cases trivial: a deviation over one element, an integer that is rounded.
+
+    Args:
+        task: the task.
+        case: the case.
+        args: the arguments of the call; by default some are drawn.
+        known: receives what was found about the call, for the ruling on its answer.
     """
-    return not judges.is_trivial(task, case, inputs.draw(task, case, 2**32))
+    args = inputs.draw(task, case, 2**32) if args is None else args
+    return not judges.is_trivial(task, case, args, known)

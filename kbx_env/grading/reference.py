@@ -16,6 +16,8 @@ from kbx_env.spec.task import Case, DeviceArg, DtypeArg, GeneratorArg, Task
 
 HALVES = (torch.float16, torch.bfloat16)
 """The 16-bit floating-point dtypes."""
+GAPS = 2
+"""A tensor that takes more than so many times the memory of its elements is copied without the gaps between them."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def resolve(
         upcast: dtype to which 16-bit floating point is converted; ``None`` to leave it.
 
     Returns:
-        Arguments by name; tensors keep their strides.
+        Arguments by name; tensors keep their strides, but exact ones that are mostly gaps become dense.
     """
     out: dict[str, Any] = {}
     for name, value in args.items():
@@ -87,7 +89,11 @@ def resolve(
                 dtype = upcast
             # One copy of large tensors, not a copy and a conversion; between devices torch would convert on the slower one.
             same = value.device.type == torch.device(device).type
-            flat = _span(value).to(device, dtype if same else value.dtype, copy=True).to(dtype)
+            span = _span(value)
+            if exact and same and span.numel() > GAPS * value.numel():
+                out[name] = value.to(dtype, copy=True, memory_format=torch.contiguous_format)
+                continue
+            flat = span.to(device, dtype if same else value.dtype, copy=True).to(dtype)
             out[name] = flat.as_strided(value.shape, value.stride())
         elif isinstance(value, DtypeArg):
             dtype = DTYPES[value.name]

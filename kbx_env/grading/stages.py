@@ -202,7 +202,7 @@ class Correct:
             Whether the case counts as a telling one that passed.
         """
         case, telling, builder = context.cases[index], context.telling[index], context.builder
-        ruling = context.judge(case, calls)
+        ruling = context.judge(case, calls, known=context.drawn.pop(index, (None, None))[1])
         if ruling.passed:
             builder.passed += 1
         else:

@@ -21,6 +21,8 @@ Family = Callable[["Pick"], Case]
 """Draws one case of a task."""
 FIXED = (Constant, Distinct, Eye, Linspace, Literal, Places, Shuffled, Signed)
 """Distributions that belong to the shape of the case that declares them; cases with them are not reshaped."""
+LARGE, LARGE_SPAN = 1 << 16, 4
+"""Elements from which on a tensor is large, and how many times its own elements it spans at most, gaps included."""
 STEPS = (1, 1, 2, 3)
 """Distances of neighbours along an axis, in elements of a dense tensor: half of the axes have gaps."""
 OFFSETS = (0, 0, 1, 5, 16)
@@ -34,12 +36,12 @@ class Pick:
 
     Args:
         seed: of the choices.
-        cases: the declared cases of the task, from which ``like`` takes distributions and arguments.
+        cases: declared cases of the task that ``reshapable`` has found, from which ``like`` takes distributions and arguments.
     """
 
     def __init__(self, seed: int, cases: Sequence[Case] = ()) -> None:
         self._random = random.Random(seed)
-        self._cases = tuple(cases)
+        self._cases = cases
 
     def whole(self, low: int, high: int) -> int:
         """Return an integer in [low, high]."""
@@ -167,7 +169,7 @@ class Pick:
         Raises:
             DeclarationError: no declared case qualifies.
         """
-        fit = [c for c in self._cases if _reshapable(c) and (where is None or where(c))]
+        fit = [c for c in self._cases if where is None or where(c)]
         if not fit:
             raise DeclarationError("no declared case can be reshaped")
         if full:
@@ -182,8 +184,8 @@ class Pick:
     def layout(self, shape: Sequence[int]) -> str | None:
         """Return a memory layout of a tensor in which it is not contiguous, in the notation of ``Case.layouts``.
 
-        The axes lie in memory in any order, with gaps along some of them, from any element of the buffer on. Declared
-        cases have contiguous tensors, so that derived ones need none.
+        The axes lie in memory in any order, with gaps along some of them, from any element of the buffer on: few gaps in a large
+        tensor, which all processes of a grading copy. Declared cases have contiguous tensors, so that derived ones need none.
 
         Args:
             shape: of the tensor.
@@ -195,7 +197,9 @@ class Pick:
             return None
         while True:
             found = self._layout(len(shape))
-            if math.prod(shape) < 2 or not contiguous(shape, *found):
+            if math.prod(shape) >= 2 and contiguous(shape, *found):
+                continue
+            if math.prod(shape) < LARGE or _span(shape, found) <= LARGE_SPAN * math.prod(shape):
                 return layout(*found)
 
     def _layout(self, rank: int) -> tuple[Sequence[int], Sequence[int], int, int]:
@@ -246,17 +250,29 @@ def layout(order: Sequence[int], steps: Sequence[int], offset: int = 0, pad: int
 
 def contiguous(shape: Sequence[int], order: Sequence[int], steps: Sequence[int], offset: int = 0, pad: int = 0) -> bool:
     """Return whether a tensor with a layout is contiguous, as torch says; arguments as for ``layout``."""
-    strides, inner = {}, 1
-    for axis in reversed(order):
-        strides[axis] = inner * steps[axis]
-        inner *= shape[axis] * steps[axis]
-        inner += pad if axis == order[-1] else 0
-    dense = 1
+    strides, dense = _strides(shape, order, steps, pad), 1
     for axis in reversed(range(len(shape))):
         if shape[axis] != 1 and strides[axis] != dense:
             return False
         dense *= shape[axis]
     return True
+
+
+def _strides(shape: Sequence[int], order: Sequence[int], steps: Sequence[int], pad: int) -> dict[int, int]:
+    """Return the strides of a tensor with a layout, in elements by axis; arguments as for ``layout``."""
+    strides, inner = {}, 1
+    for axis in reversed(order):
+        strides[axis] = inner * steps[axis]
+        inner *= shape[axis] * steps[axis]
+        inner += pad if axis == order[-1] else 0
+    return strides
+
+
+def _span(shape: Sequence[int], found: tuple[Sequence[int], Sequence[int], int, int]) -> int:
+    """Return the elements from the first one of a tensor to its last one, gaps included; ``found`` is its layout."""
+    order, steps, _, pad = found
+    strides = _strides(shape, order, steps, pad)
+    return 1 + sum((n - 1) * strides[axis] for axis, n in enumerate(shape))
 
 
 def parsed(text: str) -> tuple[tuple[int, ...], tuple[int, ...], int, int] | None:
@@ -268,7 +284,11 @@ def parsed(text: str) -> tuple[tuple[int, ...], tuple[int, ...], int, int] | Non
     return order, steps, int(found[4]), int(found[3] or 0)
 
 
-def _reshapable(case: Case) -> bool:
-    """Return whether the distributions of a case fit other shapes too, and it has elements."""
-    sizes = [n for v in case.axes.values() for n in (v if isinstance(v, tuple) else (v,))]
-    return math.prod(sizes) > 0 and not any(isinstance(d, FIXED) for d in (case.draw, *case.draws.values()))
+def reshapable(cases: Iterable[Case]) -> tuple[Case, ...]:
+    """Return the cases whose distributions fit other shapes too, and which have elements."""
+
+    def fits(case: Case) -> bool:
+        sizes = [n for v in case.axes.values() for n in (v if isinstance(v, tuple) else (v,))]
+        return math.prod(sizes) > 0 and not any(isinstance(d, FIXED) for d in (case.draw, *case.draws.values()))
+
+    return tuple(case for case in cases if fits(case))

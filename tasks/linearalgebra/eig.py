@@ -56,7 +56,7 @@ def _usual(c):
         _case(16, draw=Symmetric(0.001), dtypes=F64),
         _case(14),
         _case(10, 2, draw=Outlier(0.05)),
-        _case(20, draw=Dominant()),
+        _case(18, draw=Dominant()),
         _case(7, 3, 2, draw=Normal(scale=1e4)),
         _case(11, 2, dtypes=F64),
         _case(12, draw=Uniform(0, 1)),
@@ -71,7 +71,7 @@ def _usual(c):
         _case(13, dtypes=F64, held=True),
     ),
     varied=(
-        *batches("*", n=(1, 6), large=(20, 24), where=_usual),
+        *batches("*", n=(1, 6), large=(17, 20), where=_usual),
         *(
             sizes(lambda p: {"*": (2,), "n": p.whole(3, 5)}, where=lambda c: plain(c) and _usual(c), draws={"A": draw})
             for draw in (TINY, LARGE)

@@ -42,6 +42,15 @@ UNLUCKY = 3.0
 a third of its expectation once in 1000 times, and below a half once in 50."""
 NEIGHBOURS = 0.5
 """Least noise of an element, as a share of the median noise of its row and column, limited by ``LUCK``."""
+BLOCK = 256
+"""Numbers that one program of a fair kernel adds up, at least, before it adds their sum to a total."""
+PARTIAL_SUMS = 0.115
+"""A total of L equal numbers, added one after the other, has a standard deviation of this times sqrt(L), in units of eps: the k-th
+partial sum is rounded by a standard deviation of 0.2 eps times its own size, and the sum over (k / L)^2 is L / 3."""
+SIGMAS = 6.0
+"""Standard deviations that such a total may be off."""
+SAMPLED_BITS = 16
+"""A typical size is measured of about two to the power of so many elements, if a tensor has more."""
 SAMPLED = 4096
 """Elements at most at which ``plainly_wrong`` looks; it asks for a gross error in one of ``MOSTLY`` of them."""
 MOSTLY = 4
@@ -86,7 +95,7 @@ class _Scale:
         # One part of a complex product cancels however exactly its terms are rounded.
         if scale == "element" or not flat.numel():
             return cls(0.0, size is not None and scale == "element", math.isfinite(peak))
-        every = slice(None, None, max(1, flat.numel() >> 20))
+        every = _sampled(flat)
         sample = _finite_size(flat[every])
         if native is not None:
             right = sample[(native.reshape(-1)[every].to(torch.float64) - flat[every]).abs() < sample]
@@ -115,6 +124,14 @@ class _Scale:
 
 Tolerance: TypeAlias = tuple[_Scale, float]
 """Scale of the elements of a tensor, and the tolerance in units."""
+
+
+def _sampled(flat: torch.Tensor) -> slice:
+    """Return the elements of which a typical size is measured: all of a small tensor, evenly spread ones of a large tensor.
+
+    An odd step meets all columns of a matrix with an even number of them. The median of so many is right to about half a percent.
+    """
+    return slice(None, None, flat.numel() >> SAMPLED_BITS | 1)
 
 
 def _finite_size(exact: torch.Tensor) -> torch.Tensor:
@@ -150,8 +167,7 @@ def _strict(truth: Close, dtype: torch.dtype, native: torch.Tensor, exact: torch
     if truth.scale == "element":
         # Relative to its own size torch's error is huge too where a sum cancels; it must not raise the tolerance of all
         # others.
-        step = max(1, exact.numel() >> 20)
-        own = errors(slice(None, None, step))
+        own = errors(_sampled(right))
         own = own[torch.isfinite(own)]
         worst = float(own.kthvalue(math.ceil(0.99 * own.numel())).values) if own.numel() else 0.0
     else:
@@ -354,7 +370,8 @@ def loosen(
     amplified = torch.where(jumped, 0.0, moved / scale)
     if not amplified.numel():
         return amplified
-    flat = amplified.flatten()[:: max(1, amplified.numel() >> 20)]
+    flat = amplified.flatten()
+    flat = flat[_sampled(flat)]
     # A few steep elements must not raise the tolerance of the rest: they keep their own, the others get the typical
     # one.
     low = flat[flat <= flat.kthvalue(max(1, math.ceil(0.95 * flat.numel()))).values]
@@ -366,8 +383,22 @@ def _allowed(
     truth: Close, task: Task, case: Case, expected: Expected, moved: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype,
     size: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
-    """Return ``loosen`` for a result of a call; arguments as there and for ``growth``."""
-    return loosen(truth, moved, exact, dtype, growth(truth, task, case, expected), size)
+    """Return the absolute error that a result of a call may have; arguments as for ``loosen`` and ``growth``."""
+    found = loosen(truth, moved, exact, dtype, growth(truth, task, case, expected), size)
+    if blocks := _blocks_of_sum(truth, task, case, expected):
+        # Noise of the inputs averages out in a sum of numbers of one sign; the rounding of its partial sums does not.
+        eps = torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32).eps
+        units = _Scale.of(truth.scale, exact, size).units(exact, dtype, size) / torch.finfo(dtype).eps
+        found = torch.maximum(found, eps * SIGMAS * PARTIAL_SUMS * math.sqrt(blocks) * units)
+    return found
+
+
+def _blocks_of_sum(truth: Close, task: Task, case: Case, expected: Expected) -> float:
+    """Return how many blocks of numbers go into one result, for tasks that are no matrix products; 0 where it is one block."""
+    if _products(truth, task, case, expected):
+        return 0.0
+    read = sum(compulsory_work.numels(task, case).values()) / max(1, sum(o.numel() for o in expected.native))
+    return read / BLOCK if read > BLOCK else 0.0
 
 
 def without_luck(moved: torch.Tensor) -> torch.Tensor:

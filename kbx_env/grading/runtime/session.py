@@ -143,6 +143,7 @@ class RunnerSession:
         launches: launches so far.
         standing: whether the firewall stood at the end of every command.
         sent: arguments of the last call, with ``out``.
+        drawn: by number of the case, arguments of its first call that were drawn before.
         case_bytes: bytes of all inputs that the runner gets of the case that is timed; it allocates them in one piece.
 
     Raises:
@@ -177,6 +178,7 @@ class RunnerSession:
         self.launches = 0
         self.standing = True
         self.sent: dict[str, Any] = {}
+        self.drawn: dict[int, dict[str, Any]] = {}
         self.case_bytes = 0
         self._started = False
         self._bases: dict[str, Any] = {}
@@ -429,7 +431,9 @@ class RunnerSession:
         # Statistical criteria compare calls on equal inputs; ablated calls get inputs of their own.
         family = {"run": 0, "ablate": 1}[mode] + (2 if quiet else 0)
         seed = inputs.case_seed(self.secret, self.task.id, self.split, index, family)
-        args = inputs.draw(self.task, case, seed)
+        # Grading by contract has drawn the first call of a derived case before, to see whether it tells anything.
+        args = self.drawn.pop(index, None) if family == repeat == 0 else None
+        args = inputs.draw(self.task, case, seed) if args is None else args
         turn = TURNS[repeat] if any(isinstance(v, GeneratorArg) for v in args.values()) else "new"
         generator_seed = inputs.generator_seed(seed, "another" if turn == "other" else "generator") % (1 << 48)
         sent, blobs = self._with_out(case, args), list[bytes]()

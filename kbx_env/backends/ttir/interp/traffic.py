@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kbx_env.backends.ttir.frontend.graph import Block, Op, Type
-from kbx_env.backends.ttir.sanitizer.shadow import Array, Shadow, any_nonzero
+from kbx_env.backends.ttir.sanitizer.shadow import Array, Shadow, alignment_and_stride, any_nonzero
 
 SECTOR = 32
 """Bytes of a sector, the smallest piece that a GPU moves between memory and its caches."""
@@ -162,6 +162,15 @@ def sectors(addr: Array, mask: Array | None) -> int:
         The number of sectors, summed over the groups.
     """
     width = min(_WARP, addr.shape[1])
+    if mask is None:
+        flat = addr.reshape(-1)
+        step = alignment_and_stride(flat)[1]
+        if len(flat) == 1 or step >= SECTOR:
+            return len(flat)
+        if step > 0 and (len(flat) == width or not step * width % SECTOR):
+            # Neighbours are less than a sector apart: a group touches all from its first lane's to its last lane's.
+            first = int(flat[0])
+            return len(flat) // width * ((first + step * (width - 1) >> 5) - (first >> 5) + 1)
     lines = addr.reshape(-1, width) >> 5
     if mask is not None:
         np.copyto(lines, _NOWHERE, where=~mask.reshape(-1, width))

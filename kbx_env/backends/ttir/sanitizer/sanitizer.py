@@ -52,6 +52,8 @@ TIMED_ARRAYS = [
 """Shadow arrays of kernels with atomic operations, besides the two of every kernel; see ``Watch``."""
 OLD = 64
 """Largest number of locations that are searched for synchronisation after an access."""
+ALONE = (1, 1, 1)
+"""Grid of a launch of one program, which has no other one to be in conflict with."""
 
 
 class Sanitizer:
@@ -225,7 +227,8 @@ class Watch:
     # -- hooks -------------------------------------------------------------------------
     def loading(self, m: ProgramChunk, op: Op, size: int) -> LoadHook | None:
         """Return the hook for a load of elements of ``size`` bytes, ``None`` when there is nothing to watch."""
-        if self._needs_no_watching(op):
+        alone = m.grid == ALONE
+        if (alone and not self.written_masks) or self._needs_no_watching(op):
             return None
         volatile = bool(op.attrs.get("isVolatile"))
 
@@ -233,7 +236,7 @@ class Watch:
             access = _Access(m, op, "load", k, offsets, size)
             if k in self.written_masks:
                 self._uninitialised(access, pick)
-            if k not in self.watched or not offsets.size:
+            if alone or k not in self.watched or not offsets.size:
                 return
             programs = self._program_numbers(m, pick, len(offsets))
             self.time += 1
@@ -259,9 +262,12 @@ class Watch:
                 mark(self.written_masks[k], offsets, size)
             if k not in self.watched:
                 return None
+            access = _Access(m, op, "store", k, offsets, size)
+            if m.grid == ALONE:
+                return self._store_alone(access, values)
             self.time += 1
             programs = self._program_numbers(m, pick, len(offsets))
-            return self._store(_Access(m, op, "store", k, offsets, size), values, programs)
+            return self._store(access, values, programs)
 
         return hook
 
@@ -276,13 +282,15 @@ class Watch:
             programs: Position in the chunk of each lane's program: (lanes,).
             size: Bytes of one element.
         """
-        self.time += 1
         access = _Access(m, op, "atomic", k, offsets, size)
-        numbers = self._numbers(m)[programs]
         if k in self.written_masks:
             if op.attrs.get("word") != "exch" or op.used:
                 self._uninitialised(access, lambda v, _: v[programs])
             mark(self.written_masks[k], offsets, size)
+        if m.grid == ALONE:
+            return
+        self.time += 1
+        numbers = self._numbers(m)[programs]
         if op.rtypes[0].size <= SYNC_LANES:
             self.sync.add(self.time, self._address(k, offsets), numbers)
         shadow = self._shadow(k)
@@ -366,6 +374,13 @@ class Watch:
         lane = lost if lost.ndim == 1 else np.asarray(lost.any(axis=1))
         a["stored_by"][at[lane]] = -1  # type: ignore[index]
         return self._check_lanes(access, values, programs, lane)
+
+    def _store_alone(self, access: _Access, values: Array) -> Callable[[], None] | None:
+        """Check a store of a program that runs alone, as ``_store`` does: only its own lanes can be in conflict."""
+        shadow = self._shadow(access.region)
+        if not shadow.shared(shadow.at(access.offsets, access.size)):
+            return None
+        return self._check_lanes(access, values, np.ones(len(values), np.int32))
 
     def _check_lanes(
         self, access: _Access, values: Array, programs: Array, lost: Array | None = None

@@ -162,8 +162,8 @@ def _words(mask: Array, offsets: Array, size: int) -> tuple[Array, Array | slice
     return view, offsets >> (size.bit_length() - 1)
 
 
-def _all_set(view: Array) -> Any:
-    return view.dtype.type(int.from_bytes(b"\1" * view.dtype.itemsize, "little"))
+_ALL_SET: dict[int, Any] = {n: np.dtype(f"u{n}").type(int.from_bytes(b"\1" * n, "little")) for n in (1, 2, 4, 8)}
+"""By the bytes of an element: the word of a byte mask in which all of them are set."""
 
 
 def written(mask: Array, offsets: Array, size: int) -> Array:
@@ -181,7 +181,7 @@ def written(mask: Array, offsets: Array, size: int) -> Array:
     if words is None:
         return np.asarray(mask[offsets[:, None] + np.arange(size)].all(axis=1))
     view, index = words
-    return np.asarray(view[index] == _all_set(view))
+    return np.asarray(view[index] == _ALL_SET[size])
 
 
 def mark(mask: Array, offsets: Array, size: int) -> None:
@@ -197,7 +197,7 @@ def mark(mask: Array, offsets: Array, size: int) -> None:
         mask[offsets[:, None] + np.arange(size)] = True
     else:
         view, index = words
-        view[index] = _all_set(view)
+        view[index] = _ALL_SET[size]
 
 
 def bits(values: Array, size: int) -> Array:
