@@ -55,16 +55,17 @@ def derive(task: Task, secret: bytes, split: str) -> list[Case]:
     seeds = [_seeds(task, bases, k, secret, split) for k in range(len(task.varied))]
     drawn = [_drawn(task, k, seeds[k], held) for k in range(len(task.varied))]
     known = _declared_values(task)
-    free = {name for name, values in known.items() if name not in task.takes and not {"True", "False"} <= values}
+    # A flag of which both values are declared can have no new one.
+    settable = {name for name, values in known.items() if name not in task.takes and not {"True", "False"} <= values}
     for k, family in enumerate(task.varied):
         elsewhere = set().union(*(_new_values(known, case) for case, _ in (*drawn[:k], *drawn[k + 1 :])))
         found = elsewhere | _new_values(known, drawn[k][0])
-        for pick in itertools.islice(seeds[k], 0 if found >= free else REDRAWS):
+        for pick in itertools.islice(seeds[k], 0 if found >= settable else REDRAWS):
             case = family(pick)
             more = elsewhere | _new_values(known, case)
             if more > found and dict(case.axes) not in held:
                 drawn[k], found = (case, pick), more
-                if found >= free:
+                if found >= settable:
                     break
     drawn = [(_some_near_zero(case), pick) for case, pick in drawn]
     cases = [laid_out(task, case, pick, alike=pick.chance(ALIKE)) for case, pick in drawn]
