@@ -10,6 +10,7 @@ import torch
 from kbx_env.tasks._varied import LONG_CONV, WIDE, balanced, conv_sizes, longs, plain
 
 from kbx_env.grading import derived_cases, inputs, reference
+from kbx_env.grading import judge as judges
 from kbx_env.grading.grader import Grader
 from kbx_env.grading.judge import structure
 from kbx_env.grading.runtime.session import RunnerSession
@@ -259,6 +260,16 @@ def test_no_tensor_is_contiguous_by_chance() -> None:
     assert Pick(0).layout(()) is None and Pick(0).layout((1, 1))
 
 
+def test_large_tensors_have_few_gaps() -> None:
+    def spans(shape: tuple[int, ...]) -> set[float]:
+        laid = [inputs._laid_out(torch.empty(shape), Pick(seed).layout(shape)) for seed in range(60)]
+        return {(1 + sum((n - 1) * s for n, s in zip(shape, t.stride(), strict=True))) / t.numel() for t in laid}
+
+    large, small = spans((1, 5, 115, 117)), spans((1, 5, 11, 17))
+    assert max(large) <= 4 < max(small)
+    assert len(large) > 5, "there are gaps of several kinds"
+
+
 def test_contiguous_says_what_torch_says() -> None:
     for seed in range(300):
         pick = Pick(seed)
@@ -409,3 +420,18 @@ def test_small_biases_come_with_products_of_order_one() -> None:
 def test_plain_is_a_condition_on_a_case() -> None:
     # It returned a function, which is true of every case.
     assert plain(Case({"B": 1})) is True and plain(Case({"B": 1}, dtypes={"input": "f16"})) is False
+
+
+@pytest.mark.parametrize("name", ("loss/smooth_l1_loss", "matrixmultiply/matmul", "fusion/fused_hardshrink_dropout"))
+def test_what_the_check_of_a_derived_case_finds_serves_its_ruling(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = load_task(name)
+    for case in derived_cases.derive(task, b"known", "eval"):
+        args, known = inputs.draw(task, case, 7), judges.Known()
+        telling = derived_cases.is_telling(task, case, args, known)
+        assert known.expected is not None and telling == (not judges.is_trivial(task, case, args))
+        for right in judges.canaries(task, case, args, known.expected).values():
+            answers = [right] * judges.calls_needed(task, case)
+            fresh = judges.judge(task, case, args, answers, timed=True)
+            with monkeypatch.context() as without:
+                without.setattr(judges, "_expected", lambda *a: pytest.fail("the reference runs again"))
+                assert judges.judge(task, case, args, answers, timed=True, known=known).passed == fresh.passed

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import triton
 import triton.language as tl
+from hypothesis import given
+from hypothesis import strategies as st
 from test_ttir_basic import ADD, add_kernel, matmul_kernel
 from ttir_helper import to_ttir
 
@@ -164,6 +166,13 @@ def test_sectors_against_a_count_by_hand() -> None:
         assert sectors(addr, None) == sum(len(set((r >> 5).tolist())) for r in groups[0])
         by_hand = sum(len(set((r[m] >> 5).tolist())) for r, m in zip(*groups, strict=True))
         assert sectors(addr, mask) == by_hand
+
+
+@given(st.integers(0, 7), st.integers(1, 5), st.integers(1, 40), st.integers(0, 63), st.sampled_from((1, 2, 4, 8)))
+def test_sectors_of_even_spacing(bits: int, rows: int, gap: int, first: int, item: int) -> None:
+    addr = ((first + np.arange(rows << bits) * gap) * item).reshape(rows, 1 << bits)
+    groups = (addr >> 5).reshape(-1, min(32, 1 << bits)).tolist()
+    assert sectors(addr, None) == sum(len(set(g)) for g in groups)
 
 
 def test_a_shadow_becomes_finer_and_keeps_its_entries() -> None:
