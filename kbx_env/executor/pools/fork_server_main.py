@@ -26,7 +26,7 @@ from kbx_env.executor.pools.fork_server import CLOSED, CORES, FATE_SECONDS, FORK
 from kbx_env.executor.pools.process import GRADER
 from kbx_env.grading.runtime.zygote_process import ZygoteForkServer, ZygoteProcess, inherit
 
-LATER = ("triton.compiler.code_generator", "scipy.fft", "scipy.special", "torch.fx.experimental.symbolic_shapes")
+PRELOADED = ("triton.compiler.code_generator", "scipy.fft", "scipy.special", "torch.fx.experimental.symbolic_shapes")
 """What some gradings import when they need it, half a second each time: imported here, workers have it."""
 
 
@@ -98,7 +98,7 @@ def main() -> None:
         zygote_server = None
         if grader == GRADER:  # others may need no zygote; those that do start one for each worker
             zygote_server = at_end.enter_context(contextlib.closing(ZygoteForkServer()))
-        for name in (grader.partition(":")[0], *(LATER if grader == GRADER else ())):
+        for name in (grader.partition(":")[0], *(PRELOADED if grader == GRADER else ())):
             importlib.import_module(name)
         # The libraries stay to the end: each full collection would look at a million of their objects, and copy their pages.
         gc.collect()

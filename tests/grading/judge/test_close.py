@@ -616,3 +616,13 @@ def test_fp64_results_need_the_accuracy_of_the_arithmetic_only_where_the_contrac
     assert not judge.judge(strict, case, args, [answer(honest, args=args)]).passed
     for wrong in (honest * (1 + 1e-5), _log_softmax_in_fp32(F.linear(args["input"], args["weight"]))):
         assert not judge.judge(task, case, args, [answer(wrong, args=args)]).passed
+
+
+def test_a_look_up_in_a_large_table_is_no_sum() -> None:
+    case = Case({"N": 1 << 17})
+
+    def blocks(task: Task) -> float:
+        return close._blocks_of_sum(task.truth, task, case, reference.expect(task, case, draw(task, case, 1)))
+
+    assert blocks(make(lambda x: x[7].tanh(), {"x": T("N")}, Close(), "1")) == 0
+    assert blocks(make(total, {"x": T("N")}, Close(), "numel(x)")) == (1 << 17) / 256

@@ -52,7 +52,7 @@ TIMED_ARRAYS = [
 """Shadow arrays of kernels with atomic operations, besides the two of every kernel; see ``Watch``."""
 OLD = 64
 """Largest number of locations that are searched for synchronisation after an access."""
-ALONE = (1, 1, 1)
+ONE_PROGRAM = (1, 1, 1)
 """Grid of a launch of one program, which has no other one to be in conflict with."""
 
 
@@ -227,7 +227,7 @@ class Watch:
     # -- hooks -------------------------------------------------------------------------
     def loading(self, m: ProgramChunk, op: Op, size: int) -> LoadHook | None:
         """Return the hook for a load of elements of ``size`` bytes, ``None`` when there is nothing to watch."""
-        alone = m.grid == ALONE
+        alone = m.grid == ONE_PROGRAM
         if (alone and not self.written_masks) or self._needs_no_watching(op):
             return None
         volatile = bool(op.attrs.get("isVolatile"))
@@ -263,7 +263,7 @@ class Watch:
             if k not in self.watched:
                 return None
             access = _Access(m, op, "store", k, offsets, size)
-            if m.grid == ALONE:
+            if m.grid == ONE_PROGRAM:
                 return self._store_alone(access, values)
             self.time += 1
             programs = self._program_numbers(m, pick, len(offsets))
@@ -287,7 +287,7 @@ class Watch:
             if op.attrs.get("word") != "exch" or op.used:
                 self._uninitialised(access, lambda v, _: v[programs])
             mark(self.written_masks[k], offsets, size)
-        if m.grid == ALONE:
+        if m.grid == ONE_PROGRAM:
             return
         self.time += 1
         numbers = self._numbers(m)[programs]
