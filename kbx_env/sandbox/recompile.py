@@ -38,7 +38,7 @@ from kbx_env.protocol import wire
 from kbx_env.sandbox import limits
 from kbx_env.sandbox.fake_cuda.driver import TARGETS
 from kbx_env.sandbox.recipe import OPTIONS, digest
-from kbx_env.sandbox.specialised import kernel_row, ttir_of
+from kbx_env.sandbox.specialised import kernel_row, ttir_of, with_divisors
 
 _IMPORTED = ("triton", "math")
 """Top-level packages whose modules a kernel may use."""
@@ -88,6 +88,7 @@ class Source:
                 first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
                 self._places.setdefault((first, node.name), node)
         self._made: dict[str, _Made] = {}
+        self._texts: dict[str, str] = {}
 
     def compile(self, row: Mapping[str, Any], target: GPUTarget) -> dict[str, Any]:
         """Compile one specialisation.
@@ -114,7 +115,11 @@ class Source:
         backend = make_backend(target)
         options = backend.parse_options({k: v for k, v in row["options"].items() if k in OPTIONS})
         signature = {str(k): _tuples(v) for k, v in row["signature"]}
-        text = ttir_of(ASTSource(made.functions[row["entry"]], signature, constants, attrs), backend, options, target)
+        same = json.dumps([{k: v for k, v in row.items() if k != "attrs"}, target.arch], sort_keys=True)
+        text = with_divisors(self._texts[same], signature, attrs) if same in self._texts else None
+        if text is None:
+            text = ttir_of(ASTSource(made.functions[row["entry"]], signature, constants, attrs), backend, options, target)
+            self._texts[same] = text
         return kernel_row(text, options)
 
     def _functions(self, rows: Sequence[Mapping[str, Any]], classes: Sequence[Mapping[str, Any]]) -> _Made:

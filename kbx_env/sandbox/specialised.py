@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import triton.language as tl
@@ -13,6 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler.code_generator import CodeGenerator
 from triton.language.core import base_type, base_value, is_builtin
+from triton.language.semantic import TritonSemantic
 from triton.runtime.jit import JITCallable
 
 _PLAIN = (bool, int, float, str, tuple, list, base_value, base_type, tl.dtype, tl.constexpr)
@@ -42,10 +45,12 @@ def guard_compiler() -> None:
 def quicken_compiler() -> None:
     """Have the compiler parse a function once, and describe equal block types once (this process, for good).
 
-    It parses each function for every kernel that calls it, and makes a type for every value: a quarter of its time. The TTIR
-    stays the same.
+    It parses each function for every kernel that calls it, and makes a type for every value: a quarter of its time. It also
+    computes integers a second time to assert that none overflows, and drops that unless the kernel is compiled for debugging:
+    another eighth. The TTIR stays the same.
     """
     parse, describe = JITCallable.parse, tl.block_type.__init__
+    check_overflow = TritonSemantic.binary_op_sanitize_overflow_impl
     trees: dict[str, Any] = {}
     described: dict[tuple[Any, ...], dict[str, Any]] = {}
 
@@ -65,6 +70,11 @@ def quicken_compiler() -> None:
         if key is not None:
             described[key] = {**vars(block), "shape": _copied(block.shape)}
 
+    def check_if_asserted(semantic: Any, lhs: Any, rhs: Any, binary_op: Any) -> None:
+        if semantic.builder.options.debug:
+            check_overflow(semantic, lhs, rhs, binary_op)
+
+    TritonSemantic.binary_op_sanitize_overflow_impl = check_if_asserted
     JITCallable.parse = parse_once
     tl.block_type.__init__ = describe_once
 
@@ -130,6 +140,41 @@ def ttir_of(source: ASTSource, backend: Any, options: Any, target: GPUTarget) ->
     except TypeError:  # the target became an argument in triton 3.5
         module = source.make_ir(options, codegen, modules, context)  # type: ignore[call-arg]
     return str(stages["ttir"](module, {"target": target, **options.__dict__}))
+
+
+_DIVISOR = " {tt.divisibility = 16 : i32}"
+"""How TTIR says of a parameter that Triton knows it to be divisible by 16."""
+_HEAD = re.compile(r"(?m)^  tt\.func public @\w+\((%.*)\) attributes ")
+
+
+def with_divisors(text: str, signature: Mapping[str, Any], attrs: Mapping[Any, Any]) -> str | None:
+    """Return the TTIR of a kernel for parameters of other divisibility.
+
+    No pass before TTIR looks at divisibility, so nothing but the list of parameters differs.
+
+    Args:
+        text: the TTIR of the same specialisation with other ``attrs``.
+        signature: types of the kernel's parameters.
+        attrs: properties of parameters, by position.
+
+    Returns:
+        The text; ``None`` if it must be compiled: a parameter is a tuple or a descriptor, or has another property.
+    """
+    head = _HEAD.search(text)
+    if head is None or not all(isinstance(kind, str) and not kind.startswith("tensordesc") for kind in signature.values()):
+        return None
+    if any(list(map(list, pairs)) not in ([], [["tt.divisibility", 16]]) for pairs in attrs.values()):
+        return None
+    passed = [i for i, kind in enumerate(signature.values()) if kind != "constexpr"]
+    parameters = head[1].replace(_DIVISOR, "").split(", %")
+    if len(parameters) != len(passed):
+        return None
+    for k, i in enumerate(passed):
+        if attrs.get((i,)):
+            parameters[k], found = re.subn(r"^(%?\w+: \S+)(?= loc\()", rf"\1{_DIVISOR}", parameters[k])
+            if not found:
+                return None
+    return text[: head.start(1)] + ", %".join(parameters) + text[head.end(1) :]
 
 
 def kernel_row(text: str, options: Any) -> dict[str, Any]:
