@@ -42,6 +42,11 @@ class Paired:
         mean = self.eager_mean_us or self.eager_us
         return max(mean, self.eager_us) > MAX_SKEW * min(mean, self.eager_us)
 
+    @property
+    def candidate_mean_us(self) -> float:
+        """Geometric mean over the candidate's blocks, but at most its median call: what its own calls say, whatever held up eager."""
+        return min(self.candidate_us, (self.eager_mean_us or self.eager_us) * math.exp(-self.log_ratio))
+
     def by_medians(self) -> Paired:
         """Return a skewed result with a ratio of at most that of the median calls, and the uncertainty of its
         rounds.

@@ -179,9 +179,12 @@ def test_work_hidden_from_the_events_shows_on_the_wall_clock(monkeypatch) -> Non
         return {"ok": True}, []
 
     monkeypatch.setattr(side.session, "ask", ask)
-    side.audit(90.0, 17)
+    assert side.audit(90.0, 17) is None
     with pytest.raises(GradingAborted, match="claims 50 us"):
         side.audit(50.0, 17)
+    with pytest.raises(GradingAborted, match="claims 50 us"):
+        side.audit(50.0, 17, own_us=60.0)
+    assert "claims 50 us" in (side.audit(50.0, 17, own_us=90.0) or ""), "what held up eager is not this side's doing"
 
 
 def test_an_autotuner_at_work_in_a_timed_call_ends_it(monkeypatch) -> None:
