@@ -44,7 +44,7 @@ class Paired:
 
     @property
     def candidate_mean_us(self) -> float:
-        """Geometric mean over the candidate's blocks, but at most its median call: what its own calls say, whatever held up eager."""
+        """Geometric mean over the candidate's blocks, at most its median call: what its own calls say, whatever held up eager."""
         return min(self.candidate_us, (self.eager_mean_us or self.eager_us) * math.exp(-self.log_ratio))
 
     def by_medians(self) -> Paired:
