@@ -603,7 +603,7 @@ def linear(
 
 
 def few_rows(pick: Pick, rows: str, inner: str, columns: str) -> dict[str, int]:
-    """Return sizes of a product for which kernels multiply vectors: one or two rows, and a long inner axis.
+    """Return sizes of a product for which kernels multiply vectors: one or two rows, a long inner axis, an odd number of columns.
 
     Such kernels are chosen where the inner axis of the right factor is adjacent in memory (``adjacent``), too.
 
@@ -616,7 +616,7 @@ def few_rows(pick: Pick, rows: str, inner: str, columns: str) -> dict[str, int]:
     Returns:
         Sizes by axis name.
     """
-    return {rows: pick.whole(1, 2), inner: pick.whole(WIDE, WIDE + WIDE // 16), columns: pick.whole(70, 90)}
+    return {rows: pick.whole(1, 2), inner: pick.whole(WIDE, WIDE + WIDE // 16), columns: pick.whole(70, 90) | 1}
 
 
 def large_factor(pick: Pick, rows: str, inner: str, columns: str) -> dict[str, int]:

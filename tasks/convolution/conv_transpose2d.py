@@ -45,6 +45,8 @@ def _any_options(p, s, **more):
         Case(IMAGE | {"O": 12}, {"groups": 3, "stride": 2, "dilation": (1, 3), "output_padding": (0, 1)}, given=("bias",)),
         Case(IMAGE | {"D": 1, "O": 6, "R": 4, "S": 2}, {"groups": 6, "stride": 2, "padding": (1, 0)}),
         Case(IMAGE | {"C": 33, "D": 17, "O": 17}, layouts={"input": "channels_last", "weight": "transposed"}),
+        # One result.
+        Case({"N": 1, "C": 3, "H": 1, "W": 1, "D": 1, "R": 1, "S": 1, "O": 1}, given=("bias",)),
         # A large image of one channel, most of whose results are cut off: kernels take another path for large tensors.
         Case({"N": 1, "C": 1, "H": 725, "W": 725, "D": 2, "R": 6, "S": 6, "O": 2}, {"padding": 360}),
         Case(IMAGE | {"N": 0}),

@@ -70,6 +70,9 @@ def _tiny(p):
         Case({"*a": (31, 17), "*b": (31, 17)}, {"dim": 1}, layouts={"input": "strided", "other": "transposed"}),
         Case({"*a": (), "*b": ()}, {"alpha": 2}),
         Case({"*a": (0, 4), "*b": (4,)}, {"dim": 1}),
+        # More than two axes that can be walked as one.
+        Case({"*a": (9, 8, 70), "*b": (9, 8, 70)}, {"alpha": 0.5}),
+        Case({"*a": (5, 4, 6, 7), "*b": (5, 4, 6, 7)}, {"dim": 0}),
         Case({"*a": (6, 5, 173), "*b": (173,)}, {"dim": (-1, 0), "alpha": 1.25}, draw=Normal(mean=1), held=True),
         Case({"*a": (7, 211, 3), "*b": (7, 211, 3)}, {"dim": 1, "alpha": 0.7}, out=True, held=True),
     ),

@@ -68,6 +68,8 @@ def _weighted(p, law):
         Case(_sizes(2, 6, 12, 9), {"num_groups": 2}, layouts={"input1": "channels_last", "input2": "transposed"}),
         Case(_sizes(2, 6, 12, 9), {"num_groups": 3}, layouts={"input1": "transposed", "input2": "strided"}),
         Case(_sizes(0, 6, 4), {"num_groups": 3}),
+        # One spatial axis, of length 2.
+        Case(_sizes(3, 6, 2), {"num_groups": 2}),
         Case(_sizes(3, 10, 7, 23), {"num_groups": 5, "eps": 1e-2}, draw=Outlier(0.01, 30), held=True),
         Case(_sizes(5, 9, 3, 4, 7, other=(9, 1, 1, 1)), {"num_groups": 3}, held=True),
     ),

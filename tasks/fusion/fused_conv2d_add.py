@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._conv import FLOPS, LEAST, READS, TAKES, TF32, conv_cases, conv_timed
-from kbx_env.tasks._varied import convs
+from kbx_env.tasks._varied import LARGE_IMAGE, convs
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Cost, Paper, T, task
@@ -26,8 +26,13 @@ from kbx_env.spec.task import Cost, Paper, T, task
         {"axes": {"*o": (4, 1, 1)}, "given": ("other",)},
         {"axes": {"*o": (2, 14, 13, 9)}, "given": ("other",), "alpha": 0.7},
     ),
-    varied=convs(lambda p: {"alpha": p.real(-2, 2)}, out=True, where=lambda c: "other" not in c.args, added=("other",),
-                 more=lambda p, s: {"axes": {"*o": p.broadcast((s["N"], s["O"], s["P"], s["Q"]))}}),
+    varied=(
+        *convs(lambda p: {"alpha": p.real(-2, 2)}, out=True, where=lambda c: "other" not in c.args, added=("other",),
+               more=lambda p, s: {"axes": {"*o": p.broadcast((s["N"], s["O"], s["P"], s["Q"]))}}),
+        # A large image with fewer channels than a block of the depth has.
+        *convs(where=lambda c: "other" not in c.args, long=(LARGE_IMAGE | {"C": 31, "D": 31, "H": 131, "W": 131},),
+               more=lambda p, s: {"axes": {"*o": (s["N"], s["O"], 1, 1)}}),
+    ),
     timed=conv_timed(
         given=("bias", "other"),
         axes=({"*o": (16, 64, 224, 224)}, {"*o": (32, 64, 56, 56)}, {"*o": (32, 512, 16, 16)}),

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import Case, Cost, Ints, Literal, Normal, Outlier, Paper, T, Uniform, task
+from kbx_env.spec.task import Case, Choice, Cost, Ints, Literal, Normal, Outlier, Paper, T, Uniform, task
 
 
 def _case(ids, table, other, args=None, **more):
@@ -56,6 +56,8 @@ def _cancelled(p):
               layouts={"input_indices": "transposed", "weight": "transposed", "other": "strided"}),
         _case((0,), (10, 4), (4,), {"max_norm": 1.0}),
         _case((9,), (50, 21), (9, 21), out=True),
+        # Norms equal to the limit, which do not exceed it.
+        _case((9,), (20, 1), (9, 1), {"max_norm": 2.0**-20}, draws={"weight": Choice(2.0**-20, -(2.0**-20), 2.0**-19, 2.0**-22)}),
         _case((3, 70), (200, 37), (3, 1, 37), {"max_norm": 6.0, "norm_type": 2.5}, held=True),
     ),
     varied=(_any_table, _cancelled),

@@ -31,6 +31,7 @@ F32, F64 = ({"dtype": DtypeArg(d)} for d in ("f32", "f64"))
         Case({"*": (97,)}, F64, draw=Normal(scale=3), out=True),
         Case({"*": (41, 6)}, {"dim": 0} | F32, out=True),
         Case({"*": (33, 65)}, {"dim": 0}, layouts={"input": "transposed"}),
+        Case({"*": (33, 65)}, layouts={"input": "transposed"}),
         Case({"*": (5, 4, 6, 7)}, {"dim": 0}, layouts={"input": "transposed"}),
         Case({"*": (31, 17)}, {"dim": 1}, layouts={"input": "strided"}),
         Case({"*": ()}),

@@ -57,6 +57,8 @@ def _any_axis(p, args, **more):
         _case((64, 128), -2, (50, 128), (), 0.5, draws={"mask": Bernoulli(0.0)}),
         _case((30, 12, 9), 1, (20, 31, 5), (31, 1), float("-inf")),
         _case((30, 12, 9), -1, (30, 12, 14), (30, 12, 14), float("nan")),
+        # The last two axes may be walked as one.
+        _case((30, 12, 9), 0, (20, 12, 9), (20, 12, 9), -3.5),
         _case((5, 4, 3, 6), 0, (9, 4, 2, 6), (4, 1, 6), 2.5, draw=Ints(-4, 5)),
         _case((300,), 0, (700,), (700,), 99, draw=Ints(-(2**62), 2**62), dtypes=LONG),
         _case((40, 51), 0, (33, 51), (33, 51), 2**55 + 1, draw=Ints(-99, 99), dtypes=LONG),

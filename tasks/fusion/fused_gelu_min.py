@@ -36,6 +36,9 @@ def _eager(input, approximate="none", dim=None, keepdim=False, out=None):
         # Many numbers about the minimum of gelu, which is at -0.752.
         Case({"*": (999,)}, draw=Uniform(-0.78, -0.72)),
         Case({"*": (999,)}, TANH, draw=Uniform(-0.78, -0.72)),
+        # The minimum is that of the largest number below the turning point; of the smallest one above it.
+        Case({"*": (999,)}, draw=Choice(-1.0, -0.9, -0.8, 2.0, 3.0)),
+        Case({"*": (999,)}, TANH, draw=Choice(-3.0, -2.0, -0.7, -0.6, 1.0)),
         # 2**19 elements and more: kernels share them between programs.
         Case({"*": (800, 661)}, TANH, draw=Uniform(0.1, 3)),
         Case({"*": (300, 211)}, {"keepdim": True}, draw=Normal(mean=4, scale=0.5), out=True),

@@ -64,6 +64,7 @@ def _vector(p):
             draws={"other": Normal(scale=200)},  # beyond the range of exp
         ),
         _case(2, 8, 16, 16, {"training": False}, layouts={"input2": "transposed", "mat2": "transposed"}, lead=()),
+        _case(0, 4, 4, 4, {"training": False, "dim": 0}),
         _case(0, 4, 4, 4, {"training": False}),
         # Equal values: a mask made of them shows.
         _case(4, 160, 64, 64, draws=SEEN, draw=Constant(0.5)),

@@ -5,7 +5,7 @@ from kbx_env.tasks._conv import FLOPS, LEAST, READS, TAKES, TF32, conv_cases, co
 from kbx_env.tasks._varied import LARGE, LARGE_STATISTICS, SMALL_STATISTICS, TINY, convs, large_conv_result, sizes
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import Cost, HalfNormal, Normal, Paper, T, Uniform, task
+from kbx_env.spec.task import Case, Cost, HalfNormal, Normal, Paper, T, Uniform, task
 from kbx_env.spec.varied import flat
 
 RUNNING = ("running_mean", "running_var")
@@ -32,14 +32,19 @@ SMALL, BIG = (
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs=TF32 + "The in-place update of the running statistics is judged by itself; as published it showed only in a "
     "later case. momentum, eps, dilation and groups are exercised.",
-    cases=conv_cases(
-        {"given": RUNNING},
-        {"given": (*RUNNING, *AFFINE)},
-        {"given": (*RUNNING, *AFFINE), "training": True},
-        {"given": (*RUNNING, "bn_weight"), "training": True, "momentum": 0.4, "eps": 0.01},
-        {"given": AFFINE, "training": True},
-        {"given": (*RUNNING, "bn_bias"), "eps": 0.1, "inplace": True},
-        {"given": RUNNING, "training": True, "inplace": True},
+    cases=(
+        *conv_cases(
+            {"given": RUNNING},
+            {"given": (*RUNNING, *AFFINE)},
+            {"given": (*RUNNING, *AFFINE), "training": True},
+            {"given": (*RUNNING, "bn_weight"), "training": True, "momentum": 0.4, "eps": 0.01},
+            {"given": AFFINE, "training": True},
+            {"given": (*RUNNING, "bn_bias"), "eps": 0.1, "inplace": True},
+            {"given": RUNNING, "training": True, "inplace": True},
+        ),
+        # One result, which no relu makes zero.
+        Case({"N": 1, "C": 3, "D": 3, "H": 3, "W": 3, "O": 1, "R": 3, "S": 3}, given=RUNNING,
+             draws={"input": Uniform(1, 2), "weight": Uniform(0.5, 1)}),
     ),
     varied=(
         *convs(lambda p: {"momentum": p.real(0, 1), "eps": p.real(0.001, 0.5), "training": p.chance(0.7)},
@@ -52,6 +57,10 @@ SMALL, BIG = (
         *sizes(lambda p: {"N": 2, "C": 1, "D": 1, "H": 33, "W": p.whole(40, 60), "O": 2, "R": 1, "S": 1},
                lambda p, s: {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "training": True, "momentum": 0.5, "eps": 0.1},
                where=lambda c: set(RUNNING) <= set(c.given), draw=Normal(), draws={}),
+        # A large image of few channels: kernels take another path for a short sum, here of 18 products.
+        *sizes(lambda p: {"N": 1, "C": 3, "D": 3, "H": 419, "W": 421, "O": 5, "R": 2, "S": 3},
+               lambda p, s: {"stride": (17, 16), "padding": (1, 2), "dilation": (2, 1), "groups": 1, "training": p.chance()},
+               where=lambda c: set(RUNNING) <= set(c.given), draw=Normal(), draws={"running_var": HalfNormal(0.1)}),
         *large_conv_result(lambda p: {"training": True, "momentum": 0.5, "eps": 0.1}, where=lambda c: set(RUNNING) <= set(c.given)),
         *flat(
             convs(lambda p: {"training": False}, where=lambda c: set(RUNNING) <= set(c.given), long=({"O": 20},), full=True,

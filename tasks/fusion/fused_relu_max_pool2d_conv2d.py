@@ -5,7 +5,7 @@ from kbx_env.tasks._conv import FLOPS, LEAST, TAKES, TF32, conv_cases, conv_time
 from kbx_env.tasks._varied import LARGE_IMAGE, convs
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import Cost, Paper, task
+from kbx_env.spec.task import Case, Cost, Paper, Uniform, task
 
 POOLED = " * ".join((
     "N * C",
@@ -23,17 +23,22 @@ POOLED = " * ".join((
     cost=Cost(flops=FLOPS, reads={"input": POOLED}, least=LEAST),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs=TF32 + "Every option of the pooling is exercised; no size dominates the time.",
-    cases=conv_cases(
-        {},
-        {"pool_kernel_size": 3, "pool_stride": 1, "pool_padding": 1},
-        {"pool_stride": 1},
-        {"pool_kernel_size": (3, 2), "pool_padding": (1, 0)},
-        {"pool_kernel_size": 3, "pool_stride": 2, "pool_ceil_mode": True, "inplace": True},
-        {"pool_kernel_size": 2, "pool_stride": (3, 2), "pool_dilation": 2},
-        {"pool_kernel_size": (2, 3), "pool_stride": 2, "pool_padding": 1, "pool_ceil_mode": True},
-        # Of an odd number of rows: the last window would begin where the padding does, and is dropped.
-        {"pool_padding": 1, "pool_ceil_mode": True},
-        prefix="conv_",
+    cases=(
+        *conv_cases(
+            {},
+            {"pool_kernel_size": 3, "pool_stride": 1, "pool_padding": 1},
+            {"pool_stride": 1},
+            {"pool_kernel_size": (3, 2), "pool_padding": (1, 0)},
+            {"pool_kernel_size": 3, "pool_stride": 2, "pool_ceil_mode": True, "inplace": True},
+            {"pool_kernel_size": 2, "pool_stride": (3, 2), "pool_dilation": 2},
+            {"pool_kernel_size": (2, 3), "pool_stride": 2, "pool_padding": 1, "pool_ceil_mode": True},
+            # Of an odd number of rows: the last window would begin where the padding does, and is dropped.
+            {"pool_padding": 1, "pool_ceil_mode": True},
+            prefix="conv_",
+        ),
+        # One result, which no relu makes zero.
+        Case({"N": 1, "C": 3, "D": 3, "H": 4, "W": 4, "O": 1, "R": 3, "S": 3},
+             draws={"input": Uniform(1, 2), "weight": Uniform(0.5, 1)}),
     ),
     varied=(
         *convs(
@@ -47,8 +52,9 @@ POOLED = " * ".join((
             prefix="conv_",
             least=8,
         ),
-        # Of large images, with fewer channels than a block has; windows reach beyond all sides.
+        # Of large images, with fewer channels than a block has; windows reach beyond all sides, and use every row and column.
         *convs(
+            lambda p: {"pool_kernel_size": p.among(2, 3), "pool_stride": 1, "pool_padding": p.among(0, 1), "pool_dilation": 1},
             prefix="conv_",
             long=(LARGE_IMAGE | {"C": 20, "D": 20, "H": 166, "W": 166}, LARGE_IMAGE | {"C": 5, "D": 5, "H": 331, "W": 331}),
         ),

@@ -41,6 +41,8 @@ def _any_bins(p, s, size):
         _case((3, 4), 11, 14, 6, layouts={"input": "channels_last"}),
         _case((2, 3), 4, 6, (2, 3), draw=Normal(scale=60)),
         _case((0, 4), 5, 5, 2),
+        # Bins of one width, which is no power of two.
+        _case((2, 3), 6, 10, (3, 2)),
         _case((2, 7), 23, 17, (6, 5), held=True),
         _case((3,), 41, 19, (2, 19), draw=Normal(scale=3), held=True),
     ),

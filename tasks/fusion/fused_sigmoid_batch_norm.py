@@ -43,6 +43,8 @@ def _case(n, c, rest, args=None, **more):
         _case(50, 33, (), TRAIN, given=AFFINE, layouts={"input": "strided"}),
         _case(2, 4, (3, 5, 6), given=AFFINE, draw=Outlier(0.05)),
         _case(0, 4, (6,), given=AFFINE),
+        # One channel.
+        _case(9, 1, (7,), TRAIN),
         _case(5, 11, (7, 13), TRAIN | {"momentum": 0.3}, given=AFFINE, held=True),
         _case(37, 45, (), {"eps": 1e-2}, given=AFFINE, held=True),
     ),

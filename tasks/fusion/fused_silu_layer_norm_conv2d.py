@@ -5,7 +5,7 @@ from kbx_env.tasks._conv import TF32, conv_cases, conv_reads, conv_timed
 from kbx_env.tasks._varied import convs
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import Cost, Paper, T, task
+from kbx_env.spec.task import Case, Cost, Paper, T, task
 
 
 @task(
@@ -25,13 +25,17 @@ from kbx_env.spec.task import Cost, Paper, T, task
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs=TF32
     + "conv_groups and ln_eps are exercised. weight stays without effect, as published, and is said to be so.",
-    cases=conv_cases(
-        {"weight": None, "axes": {"U": 1}},
-        {"given": ("weight",), "axes": {"U": 5}, "ln_eps": 0.1},
-        {"given": ("weight",), "axes": {"U": 3}},
-        prefix="conv_",
-        bias="conv_bias",
-        names=("x", "conv_weight"),
+    cases=(
+        *conv_cases(
+            {"weight": None, "axes": {"U": 1}},
+            {"given": ("weight",), "axes": {"U": 5}, "ln_eps": 0.1},
+            {"given": ("weight",), "axes": {"U": 3}},
+            prefix="conv_",
+            bias="conv_bias",
+            names=("x", "conv_weight"),
+        ),
+        # 1,024 numbers to an image: they end with a block.
+        Case({"N": 2, "C": 3, "D": 3, "H": 16, "W": 16, "O": 4, "R": 1, "S": 1, "U": 1}, {"weight": None}),
     ),
     # Not one channel: the bias of all there is does not change what is standardised.
     varied=convs(lambda p: {"ln_eps": p.real(0.001, 0.5)}, image="x", weight="conv_weight", prefix="conv_", out_step=lambda p: 2),

@@ -37,6 +37,10 @@ F64 = {"dtype": DtypeArg("f64")}
         Case({"*": (7, 65)}, {"dim": 1}, draw=SOME, layouts={"input": "strided"}),
         Case({"*": (7,)}, draw=SOME),
         Case({"*": (0, 4)}),
+        # One element more than a block has, and one in all.
+        Case({"*": (7, 513)}, draw=SOME),
+        Case({"*": (65, 6)}, {"dim": 0}, draw=SOME),
+        Case({"*": (1,)}, draw=SOME),
         Case({"*": (3, 5, 211)}, {"dim": -1}, draw=SOME, held=True),
         Case({"*": (29, 6, 7)}, {"dim": 0}, draw=SOME, held=True),
     ),

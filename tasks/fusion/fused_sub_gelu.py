@@ -33,6 +33,8 @@ def _one(shape, args, **more):
         _one((1025,), {"other": 0.5}, draw=Linspace(-12, 12)),
         _one((65, 33), {"other": -2, "alpha": 0.25, "approximate": "tanh"}),
         _one((6, 50), {"other": 1.5, "alpha": -1}, out=True, layouts={"input": "strided"}),
+        # Several blocks along both axes.
+        Case({"*a": (7, 2100), "*b": (2100,)}),
         _one((5, 7, 31), {"other": 0.75, "alpha": 3}, held=True),
     ),
     varied=(

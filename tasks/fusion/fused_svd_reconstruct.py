@@ -4,7 +4,7 @@ import torch
 from kbx_env.tasks._varied import longs, sizes
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import Case, Cost, Literal, Normal, Outlier, Paper, Spectrum, T, Uniform, task
+from kbx_env.spec.task import Case, Cost, Literal, Normal, Outlier, Paper, Scaled, Spectrum, T, Uniform, task
 
 
 def _sized(m, n, *B):
@@ -34,6 +34,9 @@ def _sized(m, n, *B):
         Case(_sized(9, 14, 3), layouts={"A": "strided"}),
         Case(_sized(7, 1), draw=Outlier()),
         Case(_sized(4, 3, 0)),
+        Case(_sized(40, 32)),
+        Case(_sized(16, 18), draw=Spectrum(*(3 * 0.5**i for i in range(16)))),
+        Case(_sized(32, 18), draw=Scaled(Spectrum(*(0.5**i for i in range(18))), 5e-6)),
         Case(_sized(27, 35, 2), held=True),
     ),
     varied=(

@@ -60,7 +60,7 @@ def _case(lead, d, k, o, p=0.0, *, out=False, args=None, **more):
         sizes(
             (
                 lambda p: few_rows(p, "*", "D", "K") | {"*": 2, "K": 2 * p.whole(35, 45) + 1, "O": p.whole(3, 20)},
-                lambda p: few_rows(p, "*", "K", "O") | {"*": 1, "D": p.whole(2, 20)},
+                lambda p: few_rows(p, "*", "K", "O") | {"*": 2, "D": p.whole(2, 20)},
                 lambda p: large_factor(p, "*", "D", "K") | {"O": p.whole(3, 20)},
                 lambda p: large_factor(p, "*", "K", "O") | {"D": p.whole(2, 20)},
             ),
@@ -72,11 +72,12 @@ def _case(lead, d, k, o, p=0.0, *, out=False, args=None, **more):
             layouts=lambda p, s: adjacent(p, 0, "weight1", "weight2"),
         ),
         sizes(
-            # Without the largest value of each row exp overflows, or gives zeros only.
+            # Without the largest value of each row exp overflows, or gives zeros only: products are 109 and more. Rounding of larger
+            # ones shows: at 350 a right kernel was off by 1.02 times the tolerance in one of 80 gradings.
             lambda p: {"*": p.shape(1, 2, 12), "D": p.whole(10, 14), "K": p.whole(9, 30), "O": p.whole(5, 9)},
             lambda p, s: {"dropout_p": 0.0, "eps": 1e-5},
             draws=lambda p, s: {
-                "input": Normal(mean=5, scale=0.3), "weight1": Normal(mean=p.among(-5.0, 5.0), scale=0.1),
+                "input": Normal(mean=3.3, scale=0.3), "weight1": Normal(mean=p.among(-3.3, 3.3), scale=0.1),
                 "weight2": Normal(scale=s["K"] ** 0.5),
             },
         ),

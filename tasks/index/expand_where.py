@@ -55,6 +55,9 @@ def _expanded(p, shape, cond):
         _case((33, 65), (33, 65), layouts={"input": "transposed", "other": "transposed"}),
         _case((7, 1), (7, 31), layouts={"cond": "transposed", "other": "strided", "input": "strided"}),
         _case((9, 1, 30), (9, 4, 30), (9, 4, 1), layouts={"cond": "strided", "other": "transposed"}),
+        # Each tensor varies along other ones of the five axes.
+        _case((2, 3, 1, 5, 1), (2, 3, 4, 5, 6), (2, 3, 4, 1, 6), (2, 3, 4, 5, 6)),
+        _case((), ()),
         _case((2, 3, 1, 5, 1), (2, 3, 4, 5, 6), (3, 1, 1, 6), (2, 1, 4, 1, 6)),
         _case((1, 3), (0, 3), (0, 1)),
         _case((1, 211), (3, 5, 211), (3, 5, 1), held=True),

@@ -62,6 +62,8 @@ def _any_axis(p):
         _case((30, 40), (30, 23), 1, draw=Choice(float("nan"), float("-inf"), -0.0, 1e-40, 3.5)),
         _case((6, 7), (0, 7), 0),
         _case((6, 7), (5, 0), 0),
+        # An index whose lines are longer than a block.
+        _case((5, 2100), (4, 1500), 0),
         _case((7, 211, 13), (6, 100, 12), 1, draws={"index": Ints(0, 211), "src": Constant(-1.5)}, held=True),
         _case((3, 41, 173), (3, 41, 60), 2, (3, 50, 61), layouts={"src": "transposed"}, held=True),
     ),

@@ -52,6 +52,7 @@ def _sized(n, *B):
         Case(_sized(9), HERMITIAN, dtypes=C64, out=True),
         Case(_sized(1, 3), draws={"A": Choice(-2, 0.5, 3)}),
         Case(_sized(3, 0)),
+        Case(_sized(3), draws={"A": Literal(0.5, 1, 0, 1, 0, 4, 0, 4, 1)}),
         Case(_sized(29, 2), held=True),
         Case(_sized(22, 3), HERMITIAN, draws=MIXED, dtypes=C64, held=True),
         Case(_sized(17, 2), draws=PLAIN, dtypes=C64, held=True),

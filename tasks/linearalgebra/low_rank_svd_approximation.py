@@ -42,6 +42,7 @@ def _sized(m, n, *B):
         Case(_sized(17, 11), {"k": 4}, draw=FALLING, out=True),
         Case(_sized(1, 6), {"k": 1}, draw=FALLING),
         Case(_sized(4, 3, 0), {"k": 2}),
+        Case(_sized(40, 32), {"k": 8}, draw=FALLING),
         Case(_sized(23, 37, 2), {"k": 7}, draw=FALLING, held=True),
     ),
     varied=(

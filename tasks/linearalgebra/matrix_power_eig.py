@@ -81,7 +81,8 @@ def matrix_power_eig(A, k, *, out=None):
 
     A is symmetric up to rounding; either triangle may be read, or both. Accuracy: IEEE arithmetic of A's dtype (no
     TF32); errors are compared to the typical element of the result and to the conditioning of the problem. Batches may
-    be empty. A is not changed and may have any strides; matrices up to 64 x 64 are used.
+    be empty. A is not changed and may have any strides; matrices up to 64 x 64 are used. No element of A is above 1e6,
+    and the largest of each matrix is above 1e-6, or all are zero.
 
     Example: matrix_power_eig([[2, 1], [1, 2]], 2) = [[5, 4], [4, 5]]
     Example: matrix_power_eig([[2.5, 1.5], [1.5, 2.5]], 0.5) = [[1.5, 0.5], [0.5, 1.5]]

@@ -56,6 +56,10 @@ def _polished(A, u, kept):
         Case(_sized(17, 10), CUT, draw=CLIFF, out=True),
         Case(_sized(1, 6), draw=FALLING),
         Case(_sized(4, 3, 0)),
+        Case(_sized(2, 2), draw=Literal(1, 2, 2, 1)),
+        Case(_sized(16, 18), draw=Spectrum(*(4 * 0.75**i for i in range(16)))),
+        Case(_sized(1, 1, 3), draw=FALLING),
+        Case(_sized(12, 7, 20), draw=FALLING, dtypes=F64),
         Case(_sized(25, 37, 2), CUT, draw=CLIFF, held=True),
     ),
     varied=(

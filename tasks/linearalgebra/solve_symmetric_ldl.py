@@ -69,6 +69,7 @@ def _by_ldl(A, b, hermitian=False, out=None):
         Case(_sized(5, (5,), 5)),
         Case(_sized(1, (2,), 3), draws={"A": SPD(0.5)}),
         Case(_sized(4, (2,), 0)),
+        Case(_sized(3), draws={"A": Literal(0.5, 1, 0, 1, 2, 16, 0, 16, 1), "b": Literal(1, 2, 3)}),
         Case(_sized(29, (7,), 2), held=True),
         Case(_sized(22, (), 3), HERMITIAN, dtypes=BOTH, held=True),
     ),

@@ -36,6 +36,7 @@ TALL = {"*": (), "m": 64, "n": 32}
         Case({"*": (), "m": 1, "n": 5}, THIN),
         Case({"*": (500,), "m": 2, "n": 2}, FULL),
         Case({"*": (0,), "m": 3, "n": 2}, THIN),
+        Case({"*": (), "m": 2, "n": 2}, FULL, draw=Literal(-1, 0, 0, 0)),
         Case({"*": (3,), "m": 27, "n": 11}, FULL, held=True),
     ),
     varied=(
@@ -66,6 +67,7 @@ def svd(A, full_matrices=True):
     full_matrices, else U (*, m, k) and Vh (*, k, n). U has orthonormal columns and Vh orthonormal rows, also where
     singular values are zero or equal; the extra vectors of full_matrices complete the basis. Signs, and the choice of
     basis where it is not unique, are free. Tolerance: 16 * eps * max(m, n), relative to the largest singular value:
-    IEEE fp32 throughout, no TF32. A is not changed and may have any strides; batches may be empty.
+    IEEE fp32 throughout, no TF32. A is not changed and may have any strides; batches may be empty. No element is above
+    1e6, and the largest of each matrix is above 1e-6, or all are zero.
     """
     return tuple(torch.linalg.svd(A, full_matrices=full_matrices))

@@ -51,6 +51,10 @@ IGNORED = {"target": Ints(0, "C", special=-100, p=0.3)}
         Case({"B": 6, "C": 57, "*": (11,)}, given=("weight",), held=True),
     ),
     varied=(
+        # 2**19 logits and more, of more classes than a block has.
+        sizes(lambda p: {"B": p.whole(1010, 1020), "C": p.whole(521, 530), "*": ()},
+              lambda p, s: {"reduction": p.among("none", "sum", "mean")},
+              where=lambda c: "ignore_index" not in c.args and "target" not in c.draws),
         sizes(longs({"B": (2, 20), "C": (2, 20)}, {"B": 1100, "C": 1100}, lambda p, s: {"*": p.among((2, 3), (2, 1, 2))}),
               lambda p, s: {"reduction": p.among("none", "sum", "mean"),
                     "ignore_index": p.among(-100, 0, 1)},

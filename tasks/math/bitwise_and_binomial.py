@@ -3,7 +3,7 @@
 import torch
 
 from kbx_env.spec.criteria import Sample
-from kbx_env.spec.task import Case, Choice, Cost, Ints, Normal, Paper, T, Uniform, task
+from kbx_env.spec.task import Case, Choice, Cost, Ints, Literal, Normal, Paper, T, Uniform, task
 
 CHANCES = {"probs": Uniform(0.05, 0.95)}
 ODD = {"input": Choice(1, 3, 5, 7), "other": Choice(1, 9, 5)}
@@ -70,6 +70,8 @@ def _any_shape(p):
         _case((0, 5), (5,), (0, 5)),
         # Few trials, many elements: what looks like a binomial sample from afar does not up close.
         _case((256, 300), (), (), draws={"total_count": Choice(10), "probs": Choice(0.504), **ODD}),
+        # Two numbers of trials, and two chances.
+        _case((2, 1999), (2, 1), (2, 1), draws={"total_count": Literal(5, 60), "probs": Literal(0.2, 0.7), **ODD}),
         _case((256, 300), (), (), draws={"total_count": Choice(8), "probs": Choice(0.3), **ODD}, held=True),
         _case((3, 1999), (1999,), draws=ODD, held=True),
         _case((77, 61), logits=True, held=True),

@@ -94,6 +94,8 @@ def _long(p):
         _case(128, 1024, dim=(1,)),
         _case(32, 4096, dim=(1,), dtypes=COMPLEX),
         _case(30, 61 * 73, dim=(1,)),
+        # Two columns for each line of the transform.
+        _case(1050, 64, 2, dim=(1,)),
         _case(3, 160, 3, s=(4, 160), dim=(0, 1), norm="ortho", dtypes=COMPLEX, held=True),
         _case(2, 19, 37, norm="forward", out=True, held=True),
         _case(1056, dtypes=COMPLEX, held=True),

@@ -8,6 +8,7 @@ from kbx_env.tasks._varied import ENDS, elementwise
 
 from kbx_env.spec.criteria import Exact
 from kbx_env.spec.task import Case, Choice, Cost, Ints, Literal, Normal, Outlier, Paper, T, task
+from kbx_env.spec.varied import layout
 
 LONG = {"dtypes": {"input": "i64"}, "draw": Ints(-(2**40), 2**40)}
 
@@ -37,6 +38,8 @@ def _case(shape, dim="default", **more):
         _case((6, 5, 4, 3, 2)),
         _case((2, 31, 1, 17), 1),
         _case((33, 65), layouts={"input": "transposed"}),
+        # A gap of one element behind each line: the last two axes cannot be walked as one.
+        _case((5, 7, 9), 0, layouts={"input": layout((0, 1, 2), (1, 1, 1), pad=1)}),
         _case((9, 7, 31), (0, 2), layouts={"input": "strided"}),
         _case((4, 3, 9, 8), (2, 3), layouts={"input": "channels_last"}),
         _case((21, 13), 0, layouts={"input": "transposed"}, **LONG),

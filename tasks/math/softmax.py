@@ -31,6 +31,7 @@ from kbx_env.spec.task import Case, Choice, Cost, DtypeArg, Literal, Normal, Out
         Case({"*": (12, 33)}, {"dim": 1}, draw=Normal(scale=200)),
         Case({"*": (7,)}, {"dim": 0}),
         Case({"*": (0, 4)}, {"dim": 0}),
+        Case({"*": (2, 2100, 3)}, {"dim": 1}),
         Case({"*": (4, 3, 2, 515)}, {"dim": -1}, held=True),
         Case({"*": (29, 6, 7)}, {"dim": -3}, held=True),
     ),

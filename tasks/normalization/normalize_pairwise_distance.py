@@ -45,6 +45,7 @@ def _long(p, long):
         Case({"*": (4, 200), "D": 65}, {"p_distance": 3.0, "p_norm": 3, "dim_norm": -1}),
         Case(CUBE, {"dim_norm": 0, "eps_distance": 0.75}),
         Case(CUBE, {"dim_norm": -2, "keepdim": True, "p_norm": 1, "p_distance": 2.5}),
+        Case(CUBE),
         Case(CUBE, {"dim_norm": 2, "eps_norm": 60.0}, draw=Uniform()),
         Case({"*": (9, 50), "D": 24}, {"dim_norm": -1, "keepdim": True, "eps_norm": 6.5}),
         Case({"*": (9, 50), "D": 24}, layouts={"x1": "transposed"}),

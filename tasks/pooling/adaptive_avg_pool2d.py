@@ -29,6 +29,8 @@ def _any_bins(p, s, size):
         Case({"*": (2, 3), "H": 40, "W": 50}, {"output_size": 1}, draw=Normal(mean=100)),
         Case({"*": (2, 5), "H": 3, "W": 4}, {"output_size": (7, 9)}),
         Case({"*": (2, 5), "H": 6, "W": 10}, {"output_size": (None, 3)}),
+        Case({"*": (2, 3), "H": 4, "W": 100}, {"output_size": (None, 1)}),
+        Case({"*": (2, 5), "H": 3, "W": 10}, {"output_size": (7, None)}),
         Case({"*": (3, 4), "H": 11, "W": 14}, {"output_size": 6}, layouts={"input": "transposed"}),
         Case({"*": (3, 4), "H": 11, "W": 14}, {"output_size": 6}, layouts={"input": "channels_last"}),
         Case({"*": (0, 4), "H": 5, "W": 5}, {"output_size": 2}),

@@ -46,9 +46,14 @@ LARGE = LARGE_IMAGE | {"C": 30, "D": 30, "H": 133, "W": 133}
         Case(IMAGE, {"padding": 1}, draws={"input": Constant(0)}, given=BIAS),
         Case(IMAGE | {"N": 3}, draw=Choice(0, 0, 0, 1, -3)),
         Case(IMAGE | {"N": 0}),
+        # An image whose largest number is 1, one result, more weights of a channel than a block has, lines that are not dense.
+        Case(IMAGE | {"N": 3}, draws={"input": Choice(0, 0.5, 1, -1, 0.25)}),
+        Case(IMAGE | {"N": 1, "C": 3, "H": 3, "W": 3, "O": 1}),
+        Case({"N": 1, "C": 460, "H": 4, "W": 4, "O": 3, "R": 3, "S": 3}, given=BIAS),
+        Case(IMAGE | {"C": 70, "R": 1, "S": 1, "H": 4, "W": 4}, layouts={"weight": "transposed"}),
         Case(IMAGE | {"N": 3, "C": 21, "O": 9, "H": 9}, {"padding": 1, "stride": 2}, given=BIAS, draw=Normal(scale=7), held=True),
     ),
-    varied=convs(groups=False, long=({"C": 130}, {"O": 130}, {"N": 20}, LARGE), draw=Normal(scale=2)),
+    varied=convs(groups=False, long=({"C": 130}, {"O": 130}, {"N": 20}, LARGE, LARGE_IMAGE), draw=Normal(scale=2)),
     timed=(_layer(16, 64, 56, 128), _layer(16, 128, 28, 256), _layer(32, 256, 28, 256)),
 )  # fmt: skip
 def conv2d_w8a8(input, weight, bias=None, stride=1, padding=0):

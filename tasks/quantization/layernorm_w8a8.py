@@ -7,7 +7,7 @@ from kbx_env.tasks._schemes import int8_symmetric, operand
 from kbx_env.tasks._varied import sizes
 
 from kbx_env.spec.criteria import QuantizationScheme
-from kbx_env.spec.task import Case, Constant, Cost, Normal, Outlier, Paper, T, Uniform, task
+from kbx_env.spec.task import Case, Choice, Constant, Cost, Normal, Outlier, Paper, T, Uniform, task
 
 AFFINE = ("weight", "bias")
 
@@ -43,11 +43,12 @@ def _eager(input, normalized_shape, weight=None, bias=None, eps=1e-5):
         _case((9,), (40,), draws={"weight": Normal(scale=1e-5), "bias": Normal(scale=1e-5)}),
         _case((9,), (77,), draws={"input": Normal(scale=1000), "weight": Normal(scale=100), "bias": Normal(scale=100)}),
         _case((5,), (40,), draws={"input": Normal(mean=100)}),
-        _case((8,), (33,), layouts={"input": "transposed", "weight": "strided"}),
+        _case((8,), (150,), layouts={"input": "transposed", "weight": "strided"}),
         _case((6,), (50,), layouts={"input": "strided"}, given=("bias",)),
         _case((3,), (16,), draws={"input": Constant(0)}),
         _case((), (30,), draws={"weight": Uniform(0.5, 2)}),
         _case((0,), (8,)),
+        _case((5,), (40,), draws={"input": Choice(0, 0.3, 1, -1, 0.7)}),
         _case((4, 3), (5, 37), draw=Normal(scale=3), held=True),
     ),
     varied=(

@@ -5,6 +5,7 @@ from kbx_env.tasks._varied import long_axis, reduced
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, DtypeArg, Ints, Literal, Normal, Outlier, Paper, T, Uniform, task
+from kbx_env.spec.varied import layout
 
 INT = {"dtypes": {"input_tensor": "i32"}, "draw": Ints(-1000, 5000)}
 F32, F64 = ({"dtype": DtypeArg(d)} for d in ("f32", "f64"))
@@ -35,6 +36,8 @@ F32, F64 = ({"dtype": DtypeArg(d)} for d in ("f32", "f64"))
         Case({"*": (9, 70)}, {"dim": 1, "keepdim": True} | F64, draw=Normal(mean=-2), out=True),
         Case({"*": (2049,)}, {"dim": 0}, layouts={"input_tensor": "strided"}, draw=Uniform()),
         Case({"*": (3, 0)}, {"dim": 0}),
+        # Contiguous, but the axis of length 1 has a stride of its own.
+        Case({"*": (5, 1, 37)}, {"dim": (0, 1, 2)}, layouts={"input_tensor": layout((1, 0, 2), (1, 1, 1))}),
         Case({"*": (6, 5, 173)}, {"dim": (-2, -1), "keepdim": True}, draw=Outlier(), held=True),
         Case({"*": (7, 211, 3)}, {"dim": -2} | F32, **INT, held=True),
     ),

@@ -5,6 +5,7 @@ from kbx_env.tasks._varied import HIGHEST, TINY, long_axis, reduced, sizes
 
 from kbx_env.spec.criteria import Exact
 from kbx_env.spec.task import Case, Choice, Constant, Cost, Distinct, Ints, Normal, Outlier, Paper, T, Uniform, task
+from kbx_env.spec.varied import layout
 
 LONG = {"input_tensor": "i64"}
 INF, NAN = float("inf"), float("nan")
@@ -42,6 +43,8 @@ def _eager(input_tensor, dim, keepdim=False):
         Case({"*": (5, 4, 6, 7)}, {"dim": 0}, layouts={"input_tensor": "transposed"}),
         Case({"*": (7, 41, 30)}, {"dim": 1}, layouts={"input_tensor": "strided"}, draw=Ints(-9, 30), dtypes=LONG),
         Case({"*": (0, 4)}, {"dim": 1}),
+        # Contiguous, but the axis of length 1 has a stride of its own.
+        Case({"*": (5, 1, 37, 4)}, {"dim": 3}, layouts={"input_tensor": layout((1, 0, 2, 3), (1, 1, 1, 1))}),
         Case({"*": (6, 5, 173)}, {"dim": -1, "keepdim": True}, draw=Ints(0, 30), held=True),
         Case({"*": (5, 173, 7)}, {"dim": 1}, draw=Ints(-(10**12), 10**12), dtypes=LONG, held=True),
     ),

@@ -30,6 +30,9 @@ from kbx_env.spec.task import Case, Cost, Linspace, Literal, Normal, Outlier, Pa
         Case({"*": (5, 4, 6, 7)}, {"dim": 0}, layouts={"input": "transposed"}),
         Case({"*": (31, 17)}, layouts={"input": "strided"}, draw=Normal(mean=4)),
         Case({"*": (3, 0)}, {"dim": 0}),
+        # 2**19 elements and more: kernels share columns between programs, here all of them and two.
+        Case({"*": (33434, 17)}, {"dim": 0, "correction": 0}),
+        Case({"*": (128, 4100)}, {"dim": 0}, draw=Normal(mean=3)),
         Case({"*": (6, 5, 173)}, {"dim": -2, "keepdim": True}, draw=Normal(mean=9), held=True),
         Case({"*": (7, 11, 213)}, {"correction": 3}, draw=Normal(scale=20), held=True),
     ),

@@ -63,6 +63,8 @@ def _at_the_centre(p, s):
         _case(IMAGE, (15, 18), "nearest", "reflection", draws=TURN),
         _case(IMAGE, (1, 9), align=True, layouts={"input": "channels_last", "theta": "transposed"}),
         _case(IMAGE, (16, 9), layouts={"input": "transposed", "theta": "strided"}),
+        # Reflected some hundred times.
+        _case({"N": 2, "C": 2, "H": 5, "W": 4}, (9, 11), padding="reflection", draws={"theta": Normal(scale=400)}),
         _case({"N": 3, "C": 5, "H": 19, "W": 10}, (17, 13), held=True),
         _case({"N": 2, "C": 4, "H": 9, "W": 14}, (11, 21), "nearest", "zeros", True, draws=TURN, held=True),
     ),

@@ -50,6 +50,9 @@ def _any_size(p, s, **more):
         _case(IMAGE, "bicubic", scale=1.3, align=False),
         _case(SMALL | {"H": 1, "W": 9}, "bilinear", (5, 1), True),
         _case(SMALL, "bicubic", (1, 3), True),
+        # An axis of two pixels in the result.
+        _case(IMAGE, "bilinear", (2, 9), True),
+        _case(SMALL, "bicubic", (5, 2), True),
         # fp16 has no odd number above 2048.
         _case({"N": 1, "C": 1, "H": 9, "W": 3}, "bilinear", (2500, 3), False),
         _case({"N": 1, "C": 1, "H": 3, "W": 9}, "bilinear", (3, 2500), True),

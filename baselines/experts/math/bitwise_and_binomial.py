@@ -52,7 +52,7 @@ def bitwise_and_binomial(input, other, total_count, probs=None, logits=None):
         # An odd seed: no launch is specialised for one divisible by 16.
         seed = torch.randint(0, 2**31 - 1, (1,)).item() | 1
         given = int(not one_count), int(not one_chance), int(logits is not None)
-        kernel, (COUNT, CHANCE, LOGITS) = (_sample, given) if n >= 1 << 20 else (_sample_any, (None, None, None))
+        kernel, (COUNT, CHANCE, LOGITS) = (_sample, given) if n >= 1 << 12 else (_sample_any, (None, None, None))
         kernel[(triton.cdiv(n, 512),)](
             input.contiguous(), other.contiguous(), counts, chances, y, n, seed, *given, COUNT=COUNT, CHANCE=CHANCE,
             LOGITS=LOGITS, BLOCK=512, num_warps=4,
