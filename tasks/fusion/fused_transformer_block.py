@@ -72,8 +72,8 @@ def _case(lead, d, k, o, p=0.0, *, out=False, args=None, **more):
             layouts=lambda p, s: adjacent(p, 0, "weight1", "weight2"),
         ),
         sizes(
-            # Without the largest value of each row exp overflows, or gives zeros only: products are 109 and more. Rounding of larger
-            # ones shows: at 350 a right kernel was off by 1.02 times the tolerance in one of 80 gradings.
+            # Without the largest value of each row exp overflows, or gives zeros only: products are 109 and more. Of larger ones
+            # rounding shows: at 350 a right kernel was off by 1.02 times the tolerance in one of 80 gradings.
             lambda p: {"*": p.shape(1, 2, 12), "D": p.whole(10, 14), "K": p.whole(9, 30), "O": p.whole(5, 9)},
             lambda p, s: {"dropout_p": 0.0, "eps": 1e-5},
             draws=lambda p, s: {

@@ -78,7 +78,7 @@ def expand_where(input, target_sizes, cond, other):
     an axis of length 1 of input is repeated, axes may be added in front, -1 keeps the length of input's own axis. cond
     and other broadcast, as torch broadcasts, to the expanded shape and not beyond it. Values are moved, not changed:
     NaN, infinities and zeros of both signs pass. The result is a new contiguous fp32 tensor of the expanded shape (at
-    most 5 axes); the inputs may have any strides, sizes may be 0. A Triton kernel takes the elements: torch may copy whole
-    tensors, in any order and broadcast, but no part of one.
+    most 5 axes; 0-d is allowed); the inputs may have any strides, sizes may be 0. A Triton kernel takes the elements:
+    torch may copy whole tensors, in any order and broadcast, but no part of one.
     """
     return torch.where(cond, input.expand(target_sizes), other)
