@@ -5,21 +5,27 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import triton.language as tl
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from triton.compiler import ASTSource
 from triton.compiler.code_generator import CodeGenerator
 from triton.compiler.compiler import make_backend
 from triton.compiler.errors import CompilationError
+from triton.language.semantic import TritonSemantic
 from triton.runtime.jit import JITCallable
 
+from kbx_env.sandbox import recompile
 from kbx_env.sandbox.fake_cuda.driver import TARGETS
 from kbx_env.sandbox.recipe import evaluated, recipe
 from kbx_env.sandbox.recompile import Changed, NotComparable, NotInSource, Source, answer
-from kbx_env.sandbox.specialised import ForeignCall, guard_compiler, quicken_compiler, ttir_of
+from kbx_env.sandbox.specialised import ForeignCall, guard_compiler, quicken_compiler, ttir_of, with_divisors
 
 SOURCE = '''
 import triton
@@ -209,6 +215,8 @@ def test_what_the_source_imports_is_not_asked_of_the_description(tmp_path: Path)
 def quick(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(JITCallable, "parse", JITCallable.parse)  # puts both back after the test
     monkeypatch.setattr(tl.block_type, "__init__", tl.block_type.__init__)
+    checked = TritonSemantic.binary_op_sanitize_overflow_impl
+    monkeypatch.setattr(TritonSemantic, "binary_op_sanitize_overflow_impl", checked)
     return quicken_compiler
 
 
@@ -218,6 +226,41 @@ def test_the_quick_compiler_gives_the_same_ttir(source: str, tmp_path: Path, qui
     plain = _again(source, row, tmp_path)
     quick()
     assert [_again(source, row, tmp_path) for _ in range(2)] == [plain, plain]
+
+
+def test_overflow_is_asserted_where_the_kernel_is_compiled_for_debugging(tmp_path: Path, quick) -> None:
+    row, _ = _described(tmp_path, SOURCE)
+    debugged = {**row, "options": {**row["options"], "debug": True}}
+    plain = _again(SOURCE, debugged, tmp_path)
+    quick()
+    assert "tt.assert" in plain and _again(SOURCE, debugged, tmp_path) == plain
+    assert "tt.assert" not in _again(SOURCE, row, tmp_path)
+
+
+@given(divided=st.lists(st.sets(st.sampled_from([0, 1, 2])), min_size=2, max_size=4))
+@settings(max_examples=12, deadline=None)
+def test_a_kernel_is_compiled_once_for_parameters_of_any_divisibility(divided: list[set[int]]) -> None:
+    """What is returned for each is what the compiler makes of it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        row, _ = _described(folder, SOURCE)
+        rows = [{**row, "attrs": [[[k], [["tt.divisibility", 16]]] for k in sorted(some)]} for some in divided]
+        kept = _source(SOURCE, folder)
+        with mock.patch.object(recompile, "ttir_of", side_effect=ttir_of) as compiled:
+            texts = [kept.compile(r, TARGET)["text"] for r in rows]
+        assert compiled.call_count == 1
+        assert texts == [_source(SOURCE, folder).compile(r, TARGET)["text"] for r in rows]
+
+
+def test_what_is_more_than_divisibility_is_compiled_anew(tmp_path: Path) -> None:
+    row, text = _described(tmp_path, SOURCE)
+    signature = {"x": "*fp32", "y": "*fp32", "n": "i32", "B": "constexpr"}
+    assert with_divisors(text, signature, {}) is not None
+    assert with_divisors(text, signature, {(0,): [["tt.pointer_range", 32]]}) is None
+    assert with_divisors(text, signature | {"n": ("i32", "i32")}, {}) is None
+    assert with_divisors(text, signature | {"x": "tensordesc<fp32[16]>"}, {}) is None
+    assert with_divisors(text, {k: signature[k] for k in "xyB"}, {}) is None, "another number of parameters"
+    assert with_divisors("module {}", signature, {}) is None
 
 
 def test_a_kernel_that_changes_a_shape_changes_no_other(quick) -> None:
