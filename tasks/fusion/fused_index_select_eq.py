@@ -86,7 +86,8 @@ def fused_index_select_eq(input, dim, index, other, *, out=None):
     input is an int64 or fp32 tensor of rank >= 1, dim an axis (may be negative), index a 1-D int64 tensor of positions
     on it in [0, input.shape[dim]), in any order, with repetitions, possibly empty. The selection is shaped like input
     but for that axis, which is as long as index. other is a tensor of input's dtype (0-d too) that broadcasts to the
-    selection (which it does not enlarge), or a number: a whole number for int64, one that fp32 holds exactly for fp32.
+    selection (which it does not enlarge), or a number: an int of 64 bits for int64, a float or an int of 64
+    bits that fp32 holds exactly for fp32.
 
     Comparison as IEEE: NaN equals nothing, infinities equal themselves, -0.0 equals 0.0; int64 uses all 64 bits;
     subnormal numbers are not zero. The result is a bool tensor of the selection's shape. out: None (the default: a new

@@ -45,6 +45,8 @@ def _case(n, c, rest, args=None, **more):
         _case(0, 4, (6,), given=AFFINE),
         # One channel.
         _case(9, 1, (7,), TRAIN),
+        # More channels than run at a time.
+        _case(8, 4001, (), TRAIN),
         _case(5, 11, (7, 13), TRAIN | {"momentum": 0.3}, given=AFFINE, held=True),
         _case(37, 45, (), {"eps": 1e-2}, given=AFFINE, held=True),
     ),

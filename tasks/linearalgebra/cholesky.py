@@ -63,8 +63,8 @@ def cholesky(A, upper=False, out=None):
     """The Cholesky factor of each Hermitian positive definite matrix of a batch A (*, n, n), n >= 1.
 
     upper=False gives the lower triangular L with A = L L^H, upper=True the upper triangular U = L^H with A = U^H U; ^H
-    is the conjugate transpose, for real matrices the transpose. The diagonal is real and positive (a complex factor has
-    exact zeros as imaginary parts there), which makes the factor unique; the other triangle holds exact zeros.
+    is the conjugate transpose, for real matrices the transpose. The diagonal is real and positive (the imaginary parts of
+    a complex factor are zero there, up to rounding), which makes the factor unique; the other triangle holds zeros.
 
     A is fp32, fp64, complex64 or complex128; the result has A's shape and dtype. out: None (the default: a new tensor),
     or a contiguous tensor of the result's shape and dtype with any contents, which is filled and returned. Triton has

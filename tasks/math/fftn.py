@@ -121,9 +121,9 @@ def fftn(input, s=None, dim=None, norm=None, *, out=None):
     cut to its first n elements or filled up with zeros at its end; s=None (the default) keeps all lengths. norm: None
     or "backward" leaves the sums as they are, "forward" divides by the product N of all lengths n, "ortho" by sqrt(N).
 
-    Every length works, also odd and prime ones. Triton has no complex type: torch.view_as_real gives the parts as a
-    last axis of 2. out: None (the default: a new tensor), or a tensor of the result's shape and dtype with any strides
-    and any contents, which is filled and returned.
+    Lengths may be odd or prime; none has a prime factor above 2,000. Triton has no complex type: torch.view_as_real
+    gives the parts as a last axis of 2. out: None (the default: a new tensor), or a tensor of the result's shape and
+    dtype with any strides and any contents, which is filled and returned.
 
     Accuracy: that of a fast transform in IEEE fp32 with exact roots of unity (no TF32); real and imaginary parts are
     judged relative to the typical size of the result, not each relative to itself. input may have any strides; it
