@@ -49,7 +49,7 @@ def _case(shape, mask, other, args=None, **more):
         _case((40, 51), (40, 51), 0.5, layouts={"input": "transposed", "mask": "transposed"}),
         _case((9, 331), (9, 331), -1, TANH, out=True, layouts={"input": "strided"}),
         _case((333,), (333,), 1.0, draws={"mask": Bernoulli(0.0)}),
-        _case((0, 3), (3,), 1.0),
+        _case((0, 3), (0, 3), 1.0),
         _case((0, 3), (0, 3), 1.0, out=True),
         _case((30001,), (30001,), 0.5, {"alpha": -1.5}, draws={"mask": Bernoulli(0.3)}),
         _case((7, 1, 301), (7, 5, 301), 0.25, {"alpha": 2}, draws={"mask": Bernoulli(0.3)}, held=True),

