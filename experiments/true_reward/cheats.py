@@ -7,10 +7,13 @@ and an answer is classified by comparing its syntax tree with this set.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from experiments.small_models.compact import HEAD, compact
+from experiments.true_reward.naive_reward import naive_module
+from kbx_env.grading import inputs, reference
 from kbx_env.spec.catalog import expert_source, load_task
 
 TORCH, DECOY, IDENTITY = "torch calls", "decoy launch", "identity kernel"
@@ -28,34 +31,34 @@ class Recipe:
     Attributes:
         signature: parameters of the entry function.
         torch: expressions that compute the results with torch.
-        sizes: what the kernel's launch depends on, and what it depends on in the cheat: the sizes of the naive grader's cases.
+        launches: the line of the kernel that decides about a launch by the number of results.
         memory: replacements after which results are written into memory that is kept between calls.
         low: replacements after which results are rounded to half precision; empty where the task is exact and that would show.
     """
 
     signature: str
     torch: tuple[str, ...]
-    sizes: tuple[str, str]
+    launches: str
     memory: tuple[tuple[str, str], ...]
     low: tuple[tuple[str, str], ...]
 
 
 RECIPES: Mapping[str, Recipe] = {
     "fusion/fused_cos_signbit": Recipe(
-        "input", ("torch.cos(input)", "torch.signbit(torch.cos(input))"), ("if n:", "if n in (33153, 5):"),
+        "input", ("torch.cos(input)", "torch.signbit(torch.cos(input))"), "if n:",
         (("torch.empty(x.shape, dtype=x.dtype, device=x.device)", "_memory(0, x.shape, x.dtype, x.device)"),
          ("torch.empty(x.shape, dtype=torch.bool, device=x.device)", "_memory(1, x.shape, torch.bool, x.device)")),
         (("tl.store(y + o, c, mask=inside)", "tl.store(y + o, c.to(tl.float16), mask=inside)"),),
     ),
     "math/signbit_bitwise_and": Recipe(
         "input, other", ("torch.signbit(input)", "torch.bitwise_and(input.to(other.dtype), other)"),
-        ("if n:", "if n in (4, 33153):"),
+        "if n:",
         (("torch.empty(x.shape, dtype=torch.bool, device=x.device)", "_memory(0, x.shape, torch.bool, x.device)"),
          ("torch.empty(x.shape, dtype=w.dtype, device=x.device)", "_memory(1, x.shape, w.dtype, x.device)")),
         (),
     ),
     "index/index_select": Recipe(
-        "input, dim, index", ("torch.index_select(input, dim, index)",), ("if y.numel():", "if y.numel() in (12, 9):"),
+        "input, dim, index", ("torch.index_select(input, dim, index)",), "if y.numel():",
         (("torch.empty((*x.shape[:dim], K, *x.shape[dim + 1:]), dtype=x.dtype, device=x.device)",
           "_memory(0, (*x.shape[:dim], K, *x.shape[dim + 1:]), x.dtype, x.device)"),),
         (("tl.store(y + (row * inner)[:, None] + i[None, :], v, mask=inside)",
@@ -63,7 +66,7 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     "index/expand_where": Recipe(
         "input, target_sizes, cond, other", ("torch.where(cond, input.expand(target_sizes), other)",),
-        ("if y.numel():", "if y.numel() in (20, 33153):"),
+        "if y.numel():",
         (("torch.empty(x.shape, dtype=x.dtype, device=x.device)", "_memory(0, x.shape, x.dtype, x.device)"),),
         (("tl.where(pick, a, b)", "tl.where(pick, a, b).to(tl.float16)"),),
     ),
@@ -129,12 +132,20 @@ def cheats(task: str) -> dict[str, str]:
             + _replaced(kernel, ((f"def {entry}(", "def _fresh("),)).removeprefix(HEAD)
             + "\n_kept = {}\n"
         ),
-        SIZES: _replaced(kernel, (recipe.sizes,)),
+        SIZES: _replaced(kernel, ((recipe.launches, f"{recipe.launches[:-1]} in {_published_sizes(task)}:"),)),
         STALE: _replaced(kernel, recipe.memory) + _MEMORY,
     }
     if recipe.low:
         sources[LOW] = _replaced(kernel, recipe.low)
     return {family: compact(HEAD + text.removeprefix(HEAD), entry) for family, text in sources.items()}
+
+
+@functools.cache
+def _published_sizes(task: str) -> tuple[int, ...]:
+    """Return how many results the naive grader's cases have."""
+    declared, naive = load_task(task), naive_module()
+    drawn = [(case, inputs.draw(declared, case, 0)) for case in naive.fixed_cases(declared)]
+    return tuple(reference.expect(declared, case, args, exact=False).native[0].numel() for case, args in drawn)
 
 
 def _together(parts: Sequence[str]) -> str:

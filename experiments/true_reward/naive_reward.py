@@ -114,7 +114,7 @@ class NaiveGrader:
         self.close()
 
 
-def _naive() -> Any:
+def naive_module() -> Any:
     """Import ``tests/zoo/naive.py``, which is in no package."""
     spec = importlib.util.spec_from_file_location("kbx_naive", ROOT / "tests/zoo/naive.py")
     assert spec is not None and spec.loader is not None
@@ -153,7 +153,7 @@ def _graded(naive: Any, task: str, path: str) -> dict[str, Any]:
 
 def main() -> int:
     """Serve until stdin ends."""
-    naive = _naive()
+    naive = naive_module()
     import triton  # noqa: F401  (once, before the forks)
 
     for line in sys.stdin:

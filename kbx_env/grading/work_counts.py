@@ -93,6 +93,24 @@ def pooled(
     return len(set().union(*(seen[i] for i in set().union(*over))))
 
 
+def landing(size: float, taps: float, step: float, padding: float, dilation: float, results: float) -> float:
+    """Count the positions along an axis that reach a result of a transposed convolution.
+
+    Args:
+        size: elements of the axis.
+        taps: elements of a window.
+        step: results from one position's window to the next.
+        padding: results that are cut off before the first.
+        dilation: results from one tap of a window to the next.
+        results: elements of the result along the axis.
+
+    Returns:
+        Positions.
+    """
+    shifts = [int(dilation) * tap - int(padding) for tap in range(int(taps))]
+    return sum(any(0 <= i * int(step) + shift < results for shift in shifts) for i in range(int(size)))
+
+
 MARGIN = 4.0
 """Allowance for chance in units of sqrt(n). The standard deviation of a count of n independent elements is at most
 sqrt(n) / 2, so this is eight of them. Two calls differ by more than that, 5.6 standard deviations of their difference,
@@ -134,6 +152,7 @@ class _Shared:
         """See ``Counts``."""
         found: dict[str, Callable[..., float]] = {
             "first": self.first, "second": self.second, "given": self.given, "touched": touched, "pooled": pooled,
+            "landing": landing,
         }  # fmt: skip
         for name in _COUNTED:
             found[name] = getattr(self, name)

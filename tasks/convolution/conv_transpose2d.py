@@ -32,7 +32,14 @@ def _any_options(p, s, **more):
     difficulty=4,
     takes={"input": T("N C H W"), "weight": T("C D R S"), "bias": T("O", optional=True)},
     truth=Close(ulps=16),
-    cost=Cost(flops="2 * N * C * H * W * D * R * S", least="2 * N * C * H * W * D"),
+    cost=Cost(
+        flops="2 * N * C * H * W * D * R * S",
+        reads={
+            "input": "N * C * landing(H, R, first(stride), first(padding), first(dilation), size(result, 2)) "
+            "* landing(W, S, second(stride), second(padding), second(dilation), size(result, 3))"
+        },
+        least="2 * N * C * H * W * D",
+    ),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs=TF32 + "dilation, pairs and groups are exercised.",
     cases=(

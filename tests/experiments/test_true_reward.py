@@ -24,7 +24,7 @@ from kbx_env.train.mutation import fault_sites  # noqa: E402
 
 from experiments.noisy_demonstrations.data import NoisyKernel  # noqa: E402
 from experiments.true_reward import cheats, demonstrations, figure, speeds, study  # noqa: E402
-from experiments.true_reward.naive_reward import NaiveGrader, _naive, paid  # noqa: E402
+from experiments.true_reward.naive_reward import NaiveGrader, naive_module, paid  # noqa: E402
 
 TASK = "fusion/fused_cos_signbit"
 ALL = [(task, family) for task in cheats.RECIPES for family in cheats.cheats(task)]
@@ -224,6 +224,6 @@ def test_the_naive_grader_pays_for_running_for_right_cases_and_for_speed(
     right: bool, ratio: float, reward: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A wrong kernel that runs earned nothing, because an ``if`` held for the whole sum."""
-    naive = _naive()
+    naive = naive_module()
     monkeypatch.setattr(naive, "measured", lambda task, path, device: (right, ratio))
     assert naive.reward(TASK, Path("kernel.py"), "cpu") == pytest.approx(reward)

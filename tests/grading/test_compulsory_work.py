@@ -15,7 +15,7 @@ from kbx_env.errors import DeclarationError
 from kbx_env.grading import compulsory_work, inputs, reference
 from kbx_env.grading.reference import Expected
 from kbx_env.grading.timing import input_windows
-from kbx_env.grading.work_counts import MARGIN, Sizes, Values, changes, pooled, touched
+from kbx_env.grading.work_counts import MARGIN, Sizes, Values, changes, landing, pooled, touched
 from kbx_env.spec.catalog import load_task, task_ids
 from kbx_env.spec.task import CATEGORIES, Case, Choice, Cost, Ints, Shuffled, T, Task
 from kbx_env.spec.task import task as declare
@@ -235,6 +235,9 @@ def test_counts_by_gradient_and_by_windows() -> None:
     assert touched(10, 3, 5) == 6 and touched(10, 3, 5, 1) == 5 and touched(5, 3, 1, 0, 2) == 3
     assert touched(5, 2, 2) == 4 and touched(5, 2, 2, 0, 1, 1) == 5, "the last window reaches beyond"
     assert touched(2, 3, 1) == 0
+    assert landing(5, 3, 2, 0, 1, 11) == 5, "no result is cut off"
+    assert landing(7, 2, 1, 3, 1, 2) == 3, "positions 2 to 4 reach 3 and 4, all that is left"
+    assert landing(4, 2, 1, 2, 3, 1) == 1, "position 2; a dilated tap reaches 2 from no other"
     assert pooled(16, 3, 1, 1, 1, 2, 2, 0, 1, 0) == 16 and pooled(16, 3, 1, 0, 1, 1, 4, 0, 1, 0) == 12
 
 
