@@ -259,10 +259,19 @@ class GradingContext:
             return judges.Ruling(False, broken)
         answers = [c.answer if checks_effects else _without_effects(self.task, case, c) for c in calls]
         answers *= judges.calls_needed(self.task, case) if alone else 1
-        return judges.judge(
+        seeds = [c.generator_seed for c in calls]
+        ruling = judges.judge(
             self.task, case, calls[0].args, answers, timed=alone, device="cpu",
-            generator_seeds=[c.generator_seed for c in calls], earlier=None if alone else self.earlier_draws, known=known,
+            generator_seeds=seeds, earlier=None if alone else self.earlier_draws, known=known,
         )  # fmt: skip
+        for k in range(max(len(c.reordered) for c in calls) if ruling.passed else 0):
+            others = [(*c.reordered, *[c.answer] * (k + 1))[k] for c in calls] * (len(answers) // len(calls))
+            again = judges.judge(
+                self.task, case, calls[0].args, others, timed=alone, device="cpu", generator_seeds=seeds, known=known
+            )
+            if not again.passed:
+                return replace(again, reason=f"with its programs in another order: {again.reason}")
+        return ruling
 
     def tells(self, case: Case, call: CallResult, args: dict[str, Any]) -> bool:
         """Compare the results of an earlier call with the right ones for other arguments.

@@ -96,7 +96,7 @@ class Correct:
         """See ``GradingStage.run``."""
         session = context.session
         if session.engine is not None:
-            session.engine.keep = context.scheme is not None
+            session.engine.keep = not context.as_published
         context.accumulator.takes_inputs = bool(context.task.takes)
         with context.timed(Stage.CORRECT):
             needed = [judges.calls_needed(context.task, c) for c in context.cases]

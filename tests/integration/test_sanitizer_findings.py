@@ -3,12 +3,16 @@ finds nothing: test_experts)."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kbx_env.envs.prompt import feedback
+from kbx_env.grading.runtime import engine_client
 from kbx_env.outcome import Outcome, Verdict
 from kbx_env.spec.catalog import expert_source
 
+ZOO = Path(__file__).parents[1] / "zoo"
 #: Task, text of the expert, text that replaces it, kinds of which one must be found.
 OUT, RAW, CLASH, ORDER = "out_of_bounds", "uninitialised_read", "write_conflict", "order_dependent"
 FAULTS = [
@@ -97,3 +101,40 @@ def test_faults_planted_in_an_expert_are_found(grader, task: str) -> None:
             assert outcome.verdict is Verdict.RUNTIME_ERROR
             assert found[0].line > 0 and found[0].file == "submission.py" and found[0].tensor
             assert (found[0].index is None) == found[0].indirect
+
+
+HEAD = "import torch\nimport triton\nimport triton.language as tl\n\n\n"
+POINTS_ASTRAY = HEAD + '''@triton.jit
+def kernel(x, t, y, n, blocks, B: tl.constexpr):
+    p = tl.program_id(0)
+    o = p % blocks * B + tl.arange(0, B)
+    if p < blocks:
+        tl.store(t + o, o, mask=o < n)
+    else:
+        v = tl.load(x + tl.load(t + o, mask=o < n, other=0), mask=o < n)
+        tl.store(y + o, tl.maximum(v, 0, propagate_nan=tl.PropagateNan.ALL), mask=o < n)
+
+
+def relu(input, inplace=False):
+    x = input.contiguous()
+    n, y = x.numel(), torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    t = torch.full((max(1, n),), -(1 << 30), dtype=torch.int32, device=x.device)
+    if n:
+        blocks = triton.cdiv(n, 256)
+        kernel[(2 * blocks,)](x, t, y, n, blocks, B=256)
+    return input.copy_(y) if inplace else y
+'''
+
+
+def test_an_error_in_another_order_of_programs_is_told(grader) -> None:
+    outcome = grader.grade("activation/relu", POINTS_ASTRAY, backend="cpu", targets=())
+    assert outcome.verdict is Verdict.RUNTIME_ERROR and "in another order of the programs" in outcome.message
+    assert ORDER in {f.kind for f in outcome.evidence.findings} and "kernel, line " in feedback(outcome)
+
+
+def test_a_race_is_only_told_once_no_time_is_left_for_other_orders(grader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One program after the other takes long where there are many: a right kernel must not run out of time for it."""
+    monkeypatch.setattr(engine_client, "REORDERED_SECONDS", 0.0)
+    source = (ZOO / "honest" / "k_sink_nobody_reads.py").read_text()
+    outcome = grader.grade("activation/relu", source, backend="cpu", targets=())
+    assert outcome.correct and CLASH in {f.kind for f in outcome.evidence.findings}

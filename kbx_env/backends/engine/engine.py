@@ -88,6 +88,7 @@ class Engine:
         texts: Their TTIR.
         deadline: Value of ``time.process_time`` at which the call must end.
         perturbation: Integers to replace in launches, if any.
+        order: Order of the programs of a launch, as ``ttir.launch`` takes it.
         meter: Counters of the call's launches.
         counters: Further counters of the call.
         sanitizer: Findings of the call.
@@ -100,6 +101,7 @@ class Engine:
         self.texts: dict[str, str] = {}
         self.deadline = math.inf
         self.perturbation: ttir.Perturbation | None = None
+        self.order = ""
         self.begin(math.inf)
         self._steps: Mapping[str, Callable[..., None]] = {
             "alloc": self._alloc, "free": self._free, "fill": self._fill, "copy": self._copy, "host": self._host,
@@ -488,7 +490,7 @@ class Engine:
             ttir.launch(
                 module, size, values, regions, self.meter, deadline=self.deadline, names=argument_names,
                 sanitizer=self.sanitizer if self.perturbation is None and not self.values else None,
-                perturbation=self.perturbation, stray=STRAY if self.values else 0,
+                perturbation=self.perturbation, stray=STRAY if self.values else 0, order=self.order,
             )  # fmt: skip
         except (ttir.OutOfBounds, ttir.DeviceAssert, ttir.Deadlock, ttir.DecidesOnUnwritten, TimeoutError, MemoryError):
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,12 @@ from kbx_env.protocol import wire
 
 _NUMBERS = {"bool": torch.bool, "int": torch.int64, "float": torch.float64}
 """Dtype of a number that a call returned, by its type."""
+RACES = ("write_conflict", "lane_conflict", "order_dependent")
+"""Findings that leave open which value an element has: it depends on the order of programs, or of lanes."""
+ORDERS = ("backwards", "forwards")
+"""Orders in which a call with such a finding is executed again, one program after the other: at first many run together."""
+REORDERED_SECONDS = 10.0
+"""CPU time for that, for all calls of a submission."""
 HOST_READS = 64
 """Values that the host code may read back in one call."""
 
@@ -117,6 +123,8 @@ class Traced:
         origins: of the results, then of the arguments that the call wrote.
         facts: of its launches.
         effect: how the call changed memory that it must not change; else ``None``.
+        reordered: results and changed arguments of the same call with its programs in other orders, where they race and
+            that makes a difference.
     """
 
     answer: Answer
@@ -124,6 +132,7 @@ class Traced:
     origins: tuple[Origin, ...]
     facts: Facts
     effect: str | None
+    reordered: tuple[Answer, ...] = ()
 
 
 class Engine:
@@ -131,7 +140,7 @@ class Engine:
 
     Attributes:
         facts: of the last call, as far as it came.
-        keep: whether the engine keeps calls for ``again`` and ``census``.
+        keep: whether the engine keeps calls: for ``again``, ``census``, and to execute them in another order.
         compiled: kernels that were compiled from the source, by key: the only ones that are executed. ``None`` where the runner's
             own are.
         cpu_seconds: CPU time of the engine so far, for the submission's budget: a loaded machine must not make it late.
@@ -153,6 +162,7 @@ class Engine:
         self.keep = False
         self.totals = False
         self.cpu_seconds = 0.0
+        self._reordered_seconds = REORDERED_SECONDS
         self._views: list[Any] = []
         self.compiled: Mapping[str, Mapping[str, Any]] | None = None
 
@@ -218,7 +228,7 @@ class Engine:
         outputs = [_tensor(v, d) for v, d in zip(views, data, strict=False)]
         spans = {k: _tensor(v, d) for (k, v), d in zip(span_views.items(), data[len(views) :], strict=True)}
         changed = {k: t.clone() for k, t in tensors.items() if not t.numel() and k != "out"}
-        changed |= {k: s.as_strided(tensors[k].shape, tensors[k].stride()) for k, s in spans.items()}
+        changed |= {k: _laid_out(s, tensors[k]) for k, s in spans.items()}
         effect = next((f"what lies between the elements of {k!r} was changed" for k, s in spans.items()
                        if not _gaps_unchanged(s, tensors[k])), None)  # fmt: skip
         if any(r["again"] for r in reply["read"][: len(views)]):
@@ -242,7 +252,43 @@ class Engine:
             for k, r in zip(span_views, reply["read"][len(views) :], strict=True) if r["stored"] or r["moved"]
         )  # fmt: skip
         broken = f"returned a {other_types[0]} where a tensor was expected" if other_types else None
-        return Traced(answer, broken, origins + written, self.facts, effect)
+        found, reordered = self.facts, list[Answer]()
+        for order in ORDERS if self.keep and any(f["kind"] in RACES for f in found.findings) else ():
+            again = self._in_order(order, [*views, *span_views.values()], seconds())
+            if again is not None and any(bytes(a) != bytes(b) for a, b in zip(again, data, strict=True)):
+                spans = {k: _tensor(v, d) for (k, v), d in zip(span_views.items(), again[len(views) :], strict=True)}
+                reordered.append(replace(
+                    answer, outputs=tuple(_tensor(v, d) for v, d in zip(views, again, strict=False)),
+                    after=changed | {k: _laid_out(s, tensors[k]) for k, s in spans.items()},
+                ))  # fmt: skip
+        return Traced(answer, broken, origins + written, found, effect, tuple(reordered))
+
+    def _in_order(self, order: str, views: Sequence[Any], left: float) -> list[bytearray] | None:
+        """Execute the last call once more, the programs of each launch one after the other.
+
+        Args:
+            order: one of ``ORDERS``.
+            views: to read afterwards.
+            left: seconds that are left of the submission's limit.
+
+        Returns:
+            The bytes of the views; ``None`` if it is not known: one program at a time takes long, and a device may not
+            be able to start waiting programs in that order.
+
+        Raises:
+            EngineError: a launch fails in that order.
+        """
+        before, limit = self.cpu_seconds, min(left, self._reordered_seconds)
+        if limit <= 0:
+            return None
+        try:
+            return self._ask({"again": {"order": order, "seconds": limit}, "read": list(views)}, [], limit)[1]
+        except EngineError as e:
+            if e.name == "Deadlock" or e.kind not in ("memory", "runtime"):
+                return None
+            raise EngineError(e.kind, e.name, f"in another order of the programs: {e}", e.line) from None
+        finally:
+            self._reordered_seconds -= self.cpu_seconds - before
 
     def _kernels(self, claimed: Any) -> Any:
         """Return the kernels to execute for those that the runner names; the engine refuses malformed ones."""
@@ -450,6 +496,11 @@ def _dtype(name: str) -> torch.dtype:
     if dtype not in wire.NAMES:
         raise wire.WireError(f"dtype {name}")
     return dtype  # type: ignore[no-any-return]
+
+
+def _laid_out(span: torch.Tensor, argument: torch.Tensor) -> torch.Tensor:
+    """Return an argument's elements after a call, of which ``span`` holds everything from the first to the last."""
+    return span.as_strided(argument.shape, argument.stride())
 
 
 def _tensor(view: Sequence[Any], data: bytearray) -> torch.Tensor:

@@ -70,6 +70,8 @@ class CallResult:
     origins: tuple[Origin, ...] = ()
     effect: str | None = None
     """Forbidden change that the call made to memory: an input, or memory that belongs to no result."""
+    reordered: tuple[Answer, ...] = ()
+    """The results with its programs in other orders, where they race and that makes a difference."""
 
 
 @dataclass
@@ -534,7 +536,8 @@ class RunnerSession:
                 found = Finding(**{**f, **place, **hidden})
                 self.findings.setdefault((found.kind, found.kernel, found.line, found.tensor), found)
         self.dots.update(done.facts.dots)
-        return CallResult(args, done.answer, generator_seed, done.broken, done.facts, done.origins, done.effect)
+        known = done.broken, done.facts, done.origins, done.effect, done.reordered
+        return CallResult(args, done.answer, generator_seed, *known)
 
     def ended(self, e: EngineError) -> GradingAborted:
         """Return the verdict on an error of the engine."""

@@ -14,12 +14,22 @@ from kbx_env.backends.ttir.interp.lockstep import run_together
 from kbx_env.backends.ttir.interp.memory import Array, Memory, Meter, Region
 from kbx_env.backends.ttir.interp.perturb import Perturbation
 from kbx_env.backends.ttir.interp.programs import Launch
-from kbx_env.backends.ttir.interp.serial import ChangeTrackingMemory, ResumableProgram, Steps, run_in_turns
+from kbx_env.backends.ttir.interp.serial import (
+    RESIDENT,
+    ChangeTrackingMemory,
+    ResumableProgram,
+    Steps,
+    run_in_turns,
+)
 from kbx_env.backends.ttir.interp.slices import annotate
 from kbx_env.backends.ttir.ops import arith, dot, math, reduce, tensor  # noqa: F401  (they register)
 from kbx_env.backends.ttir.ops.memory import BlockPointer
 from kbx_env.backends.ttir.sanitizer.reorder import reordered
 from kbx_env.backends.ttir.sanitizer.sanitizer import Sanitizer
+
+
+FORWARDS, BACKWARDS = "forwards", "backwards"
+"""Orders in which programs run one after the other."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +95,7 @@ def launch(
     names: Sequence[str] = (),
     perturbation: Perturbation | None = None,
     stray: int = 0,
+    order: str = "",
 ) -> None:
     """Run every program of a grid.
 
@@ -102,6 +113,9 @@ def launch(
         names: Names of the runtime arguments, by default those of the regions they point into.
         perturbation: Integers to replace on the way.
         stray: Bytes by which an access may miss every region without an error, as on a GPU (``Memory.stray``).
+        order: "forwards" or "backwards" runs one program after the other, from the first to the last or from the last
+            to the first. Backwards, the first one counts of several lanes that one operation stores to one element; in
+            any other order the last one does. By default many programs run together, in no order that counts.
 
     Raises:
         OutOfBounds: an unmasked access is outside every region, or its tensor.
@@ -114,7 +128,7 @@ def launch(
     values = _arguments(module, args)
     annotate(module)
     memory = ChangeTrackingMemory(regions) if module.serial else Memory(regions)
-    memory.args, memory.names, memory.stray = list(args), names, stray
+    memory.args, memory.names, memory.stray, memory.first_lane_wins = list(args), names, stray, order == BACKWARDS
     meter.begin(module.entry.name, grid)
     if sanitizer is not None:
         memory.watch = sanitizer.watch(module, memory)
@@ -125,9 +139,11 @@ def launch(
     try:
         with np.errstate(all="ignore"):
             if not module.serial:
-                _run_in_chunks(started)
-            elif not run_together(started):
-                run_in_turns(lambda k: _start(started, k), started.total)
+                _run_in_chunks(started, order)
+            elif order or not run_together(started):
+                # More programs than a GPU can hold start in the order of their numbers, and may wait for earlier ones.
+                turned = order == BACKWARDS and started.total <= RESIDENT
+                run_in_turns(lambda k: _start(started, started.total - 1 - k if turned else k), started.total)
     finally:
         meter.end(memory.label)
 
@@ -138,7 +154,9 @@ def _start(started: Launch, k: int) -> tuple[ResumableProgram, Steps]:
     return program, program.start(started.module.entry, list(started.values))
 
 
-def _run_in_chunks(started: Launch) -> None:
-    """Run independent programs, a chunk of them at a time."""
-    for ids in started.chunks():
+def _run_in_chunks(started: Launch, order: str) -> None:
+    """Run independent programs, a chunk of them at a time or each alone; ``order`` is that of ``launch``."""
+    total = started.total
+    one_by_one = range(total - 1, -1, -1) if order == BACKWARDS else range(total)
+    for ids in (np.array([k]) for k in one_by_one) if order else started.chunks():
         started.machine(ids).call(started.module.entry, list(started.values))

@@ -117,9 +117,11 @@ class Memory:
         labels: Names of the tensors that arguments point to, filled by ``label``.
         watch: The sanitizer's watch, if there is one.
         stray: Distance in bytes from the nearest region up to which a load outside gives 0 and a store does nothing.
+        first_lane_wins: Whether of several lanes that one operation stores to one address the first one counts.
     """
 
     stray = 0
+    first_lane_wins = False
 
     def __init__(self, regions: Sequence[Region]) -> None:
         self.regions = sorted((r for r in regions if r.data.size), key=lambda r: r.base)
@@ -426,7 +428,8 @@ class Memory:
         within: Sequence[Extent] = (),
         hook: StoreHook | None = None,
     ) -> None:
-        """Write one element per lane; of several lanes with one address the last one counts.
+        """Write one element per lane; of several lanes with one address the last one counts, or the first one
+        (``first_lane_wins``).
 
         Args:
             addr: Byte addresses: int64, any shape.
@@ -483,6 +486,8 @@ class Memory:
         dtype = value.dtype
         size = dtype.itemsize
         data = self.regions[k].data
+        if self.first_lane_wins:
+            idx, value = idx.reshape(-1)[::-1], value.reshape(-1)[::-1]
         if size == 1:
             data.view(np.int8 if dtype.kind == "b" else dtype)[idx] = value
         elif self.aligned[k] % size == 0 and idx.ndim == 1 and in_order(idx, size) and not int(idx[0]) & (size - 1):
