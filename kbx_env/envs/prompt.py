@@ -28,11 +28,13 @@ Rules
 - Nothing else may be imported than: {imports}.
   An import of another module that is never used counts as a compile error; its use costs the reward. No files, processes,
   network.
-- Allocate on the inputs' device. Loads and stores must stay inside the tensors (mask them).
+- Allocate on the inputs' device. Loads and stores must stay inside the tensors (mask them). The programs of a launch run
+  in any order: no result may depend on it.
 - Inputs that the contract does not name as changed must stay unchanged; results are new tensors unless it says otherwise.
-- Terms of the contract: any strides (a tensor need not be contiguous), 0-d (no axes), empty (no elements), a number or a
-  float (a Python int or float, of any sign where no range is given). A result may have any strides unless the contract
-  says contiguous. NaN, infinities, empty and 0-d tensors occur only where the contract mentions them."""
+- Terms of the contract: any strides (a tensor need not be contiguous, an expanded one has strides of 0), 0-d (no axes),
+  empty (no elements), a number or a float (a Python int or float, of any sign where no range is given). A result may have
+  any strides unless the contract says contiguous. NaN, infinities, empty and 0-d tensors occur only where the contract
+  mentions them."""
 
 
 def _importable() -> str:

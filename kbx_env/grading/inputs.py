@@ -131,6 +131,11 @@ INDEPENDENT = (
 """Distributions whose elements are independent: a tensor with some elements of one draw and the rest of another is a draw."""
 
 
+def once(x: torch.Tensor) -> torch.Tensor:
+    """Return a view of a tensor in which every element of its memory occurs once: axes of stride 0 have length 1."""
+    return x[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.stride())]
+
+
 def redraw(task: Task, case: Case, args: Mapping[str, Any], seed: int, few: int = 0) -> dict[str, Any]:
     """Draw the arguments of a call again and keep most of the old values, so that samples of them look unchanged.
 
@@ -151,24 +156,26 @@ def redraw(task: Task, case: Case, args: Mapping[str, Any], seed: int, few: int 
     laws = {n: case.draws.get(n) or task.takes[n].draw or case.draw for n, v in fresh.items() if isinstance(v, torch.Tensor)}
     free = [n for n, law in laws.items() if isinstance(law, INDEPENDENT) and fresh[n].numel() > 1]
     if few and free and not any(isinstance(law, dists.Expression) for law in laws.values()):
-        sizes = torch.tensor([math.sqrt(fresh[n].numel()) for n in free])
+        sizes = torch.tensor([math.sqrt(once(fresh[n]).numel()) for n in free])
         chosen = free[int(torch.multinomial(sizes, 1, generator=g))]
         for name in laws:
-            changed = torch.randint(0, max(1, fresh[name].numel()), (few if name == chosen else 0,), generator=g)
-            kept = torch.ones(fresh[name].numel(), dtype=torch.bool).index_fill_(0, changed, False)
-            fresh[name].copy_(torch.where(kept.view(fresh[name].shape), args[name], fresh[name]))
+            value = once(fresh[name])
+            changed = torch.randint(0, max(1, value.numel()), (few if name == chosen else 0,), generator=g)
+            kept = torch.ones(value.numel(), dtype=torch.bool).index_fill_(0, changed, False)
+            value.copy_(torch.where(kept.view(value.shape), once(args[name]), value))
         return fresh
-    for name, value in fresh.items():
-        if not isinstance(value, torch.Tensor) or value.numel() < 2:
+    for name, drawn in fresh.items():
+        if not isinstance(drawn, torch.Tensor) or drawn.numel() < 2:
             continue
         distribution = case.draws.get(name) or task.takes[name].draw or case.draw
         if not isinstance(distribution, INDEPENDENT):
             continue
+        value = once(drawn)
         most = math.log(max(1.0, value.numel() / 32))
         count = round(math.exp(most * float(torch.rand(1, generator=g))))
         kept = torch.ones(value.numel(), dtype=torch.bool)
         kept[torch.randint(0, value.numel(), (count,), generator=g)] = False
-        value.copy_(torch.where(kept.view(value.shape), args[name], value))
+        value.copy_(torch.where(kept.view(value.shape), once(args[name]), value))
     return fresh
 
 
@@ -431,12 +438,12 @@ def _laid_out(x: torch.Tensor, layout: str | None) -> torch.Tensor:
 
 
 def _placed(x: torch.Tensor, order: tuple[int, ...], steps: tuple[int, ...], offset: int, pad: int) -> torch.Tensor:
-    """Return the same values with the axes in another order in memory, and with gaps.
+    """Return values with the axes in another order in memory, and with gaps.
 
     Args:
-        x: the values.
+        x: the values. Of an axis that takes no steps, the first.
         order: the axes, the one with the largest stride first.
-        steps: by axis, distance of neighbours in elements of a tensor without gaps.
+        steps: by axis, distance of neighbours in elements of a tensor without gaps; 0 makes the axis one of stride 0.
         offset: elements of the buffer before the tensor.
         pad: elements of the buffer behind each line of the innermost axis.
 
@@ -448,6 +455,9 @@ def _placed(x: torch.Tensor, order: tuple[int, ...], steps: tuple[int, ...], off
     """
     if sorted(order) != list(range(x.dim())) or len(steps) != x.dim():
         raise DeclarationError(f"a layout of {len(order)} axes for a tensor of {x.dim()}")
+    if 0 in steps:
+        once = x[tuple(slice(0, 1) if s == 0 else slice(None) for s in steps)]
+        return _placed(once, order, tuple(s or 1 for s in steps), offset, pad).expand(x.shape)
     wide = [x.shape[a] * steps[a] for a in order]
     wide[-1] += pad
     buffer = _gap((offset + math.prod(wide),), x)

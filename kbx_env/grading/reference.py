@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kbx_env.grading import gpu_turns
+from kbx_env.grading import gpu_turns, inputs
 from kbx_env.protocol.wire import DTYPES, assembled
 from kbx_env.spec.task import Case, DeviceArg, DtypeArg, GeneratorArg, Task
 
@@ -400,7 +400,7 @@ def sensitivity(
         perturbed = resolve(args, device, exact=True)
         for value in perturbed.values():
             if isinstance(value, torch.Tensor) and value.dtype in (torch.float64, torch.complex128):
-                parts = torch.view_as_real(value) if value.is_complex() else value
+                parts = inputs.once(torch.view_as_real(value) if value.is_complex() else value)
                 factor = torch.rand(parts.shape, generator=noise, dtype=torch.float64, device=device) * 2 - 1
                 parts.mul_(1 + STEP * factor)
         with exact_matmul():

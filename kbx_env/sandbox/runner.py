@@ -247,7 +247,7 @@ class Runner:
         with self.submission():
             result = self._attribute(header, self.module[header["entry"]](*positional, **kwargs))
         is_tuple, results = _results(result)
-        outputs = [self._output(v) for v in results]
+        outputs = [self._output(v, tensors) for v in results]
         after = {k: self.recorder.view(t) for k, t in tensors.items()}
         return {"outputs": outputs, "is_tuple": is_tuple, "after": after} | self.recorder.take()
 
@@ -256,7 +256,7 @@ class Runner:
         """Return the attribute of a result that the published test reads; without one, the result."""
         return getattr(result, header["attribute"]) if header.get("attribute") else result
 
-    def _output(self, value: Any) -> dict[str, Any]:
+    def _output(self, value: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         assert self.recorder is not None
         if type(value) in _NUMBERS:
             return {"k": "number", "v": repr(value), "type": type(value).__name__}
@@ -264,7 +264,8 @@ class Runner:
             return {"k": "other", "type": type(value).__name__}
         if driver.real_device(value).type != "cpu" or value.layout != torch.strided or value.dtype not in wire.NAMES:
             return {"k": "other", "type": f"{value.layout} {value.dtype} tensor"}
-        return {"k": "view", "view": self.recorder.view(value.detach()), "requires_grad": value.requires_grad}
+        same = next((name for name, t in tensors.items() if value is t), None)
+        return {"k": "view", "view": self.recorder.view(value.detach()), "requires_grad": value.requires_grad, "same": same}
 
     def build(self, header: Mapping[str, Any], blobs: list[bytearray]) -> dict[str, Any]:
         """Compile the kernels seen so far.

@@ -237,7 +237,8 @@ def layout(order: Sequence[int], steps: Sequence[int], offset: int = 0, pad: int
 
     Args:
         order: the axes, the one with the largest stride first.
-        steps: by axis, distance of neighbours in elements of a tensor without gaps.
+        steps: by axis, distance of neighbours in elements of a tensor without gaps; 0 where all of them are one element
+            (an expanded tensor).
         offset: elements of the buffer before the tensor.
         pad: elements of the buffer behind each line of the innermost axis.
 
@@ -263,7 +264,7 @@ def _strides(shape: Sequence[int], order: Sequence[int], steps: Sequence[int], p
     strides, inner = {}, 1
     for axis in reversed(order):
         strides[axis] = inner * steps[axis]
-        inner *= shape[axis] * steps[axis]
+        inner *= shape[axis] * steps[axis] if steps[axis] else 1
         inner += pad if axis == order[-1] else 0
     return strides
 

@@ -37,6 +37,8 @@ def _sized(m, n, *B):
         Case(_sized(40, 32)),
         Case(_sized(16, 18), draw=Spectrum(*(3 * 0.5**i for i in range(16)))),
         Case(_sized(32, 18), draw=Scaled(Spectrum(*(0.5**i for i in range(18))), 5e-6)),
+        # One direction outweighs the second by far, and the third by more, but all three count.
+        Case(_sized(64, 64), draw=Literal(1 + 1 / 64, *[1 / 64] * 130, 1 / 64 + 1e-5, *[1 / 64] * 3964)),
         Case(_sized(27, 35, 2), held=True),
     ),
     varied=(

@@ -21,6 +21,9 @@ from kbx_env.spec.task import (
 )
 
 F64 = {"A": "f64"}
+FIRST_KNOWN = Literal(
+    *(5 * (i == 0) if j == 0 else 9 * ((j == i + 1) - (i == j + 1)) + (i + j) % 3 for i in range(16) for j in range(16))
+)
 SKEW = Literal(*((j == i + 1) - (i == j + 1) for i in range(6) for j in range(6)))
 
 
@@ -52,6 +55,8 @@ def _usual(c):
         _case(6, draw=SKEW, dtypes=F64),
         # The identity with rounding errors: its eigenvectors are independent only where these do not count.
         _case(10, 12, draw=Spectrum(*[1] * 10, symmetric=True), dtypes=F64),
+        # The first column tells an eigenvalue: every step works on the other rows and columns, with complex shifts.
+        _case(16, draw=FIRST_KNOWN, dtypes=F64),
         _case(8, draw=Symmetric(0.001), dtypes=F64),
         _case(16, draw=Symmetric(0.001), dtypes=F64),
         _case(14),

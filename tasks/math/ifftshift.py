@@ -41,6 +41,8 @@ def _case(shape, dim="default", **more):
         # A gap of one element behind each line: the last two axes cannot be walked as one.
         _case((5, 7, 9), 0, layouts={"input": layout((0, 1, 2), (1, 1, 1), pad=1)}),
         _case((9, 7, 31), (0, 2), layouts={"input": "strided"}),
+        # Expanded: along the middle axis all elements are one.
+        _case((3, 5, 9), 0, layouts={"input": layout((0, 1, 2), (1, 0, 1))}),
         _case((4, 3, 9, 8), (2, 3), layouts={"input": "channels_last"}),
         _case((21, 13), 0, layouts={"input": "transposed"}, **LONG),
         _case((0, 3)),

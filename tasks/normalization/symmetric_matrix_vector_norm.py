@@ -6,6 +6,7 @@ from kbx_env.tasks._varied import LARGE, TINY, sizes
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import (
     Case,
+    Constant,
     Cost,
     Eye,
     Literal,
@@ -19,6 +20,7 @@ from kbx_env.spec.task import (
     Uniform,
     task,
 )
+from kbx_env.spec.varied import layout
 
 
 def _case(n, alpha, beta, p=None, **more):
@@ -48,6 +50,8 @@ def _case(n, alpha, beta, p=None, **more):
         _case(65, 1.1, 2.0, 4.0, draws={"A": Eye(), "x": Outlier()}),
         _case(90, 1.0, 0.3, layouts={"A": "transposed", "x": "strided"}),
         _case(77, 2.5, -0.1, 1.5, layouts={"A": "strided"}),
+        # A long vector. All elements of the matrix are one, so that it takes no memory.
+        _case(4100, 1.25, -0.5, float("inf"), layouts={"A": layout((0, 1), (0, 0))}, draws={"A": Constant(0.75)}),
         _case(173, -1.5, 0.75, 1.0, held=True),
         _case(211, 0.35, 1.5, 2.5, draws={"x": Outlier()}, held=True),
     ),

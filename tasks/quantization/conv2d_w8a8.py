@@ -51,6 +51,8 @@ LARGE = LARGE_IMAGE | {"C": 30, "D": 30, "H": 133, "W": 133}
         Case(IMAGE | {"N": 1, "C": 3, "H": 3, "W": 3, "O": 1}),
         Case({"N": 1, "C": 460, "H": 4, "W": 4, "O": 3, "R": 3, "S": 3}, given=BIAS),
         Case(IMAGE | {"C": 70, "R": 1, "S": 1, "H": 4, "W": 4}, layouts={"weight": "transposed"}),
+        # Many results of few channels.
+        Case({"N": 1, "C": 4, "H": 24, "W": 24, "O": 1000, "R": 1, "S": 1}),
         Case(IMAGE | {"N": 3, "C": 21, "O": 9, "H": 9}, {"padding": 1, "stride": 2}, given=BIAS, draw=Normal(scale=7), held=True),
     ),
     varied=convs(groups=False, long=({"C": 130}, {"O": 130}, {"N": 20}, LARGE, LARGE_IMAGE), draw=Normal(scale=2)),

@@ -41,6 +41,17 @@ def test_layouts_dtypes_and_other_arguments_stay() -> None:
                     assert new == old
 
 
+def test_an_expanded_tensor_stays_expanded() -> None:
+    task = load_task("math/ifftshift")
+    case = next(c for c in task.cases if "steps 1 0 1" in c.layouts.get("input", ""))
+    old = inputs.draw(task, case, 3)["input"]
+    for few in (0, 1):
+        new = [inputs.redraw(task, case, {"input": old, "dim": 0}, seed, few)["input"] for seed in range(100, 120)]
+        assert all(t.stride() == old.stride() and t.stride(1) == 0 for t in new)
+        changed = [int((t[:, 0] != old[:, 0]).sum()) for t in new]
+        assert set(changed) == {1}, "of 27 numbers in memory"
+
+
 def test_structured_tensors_are_drawn_anew_as_a_whole() -> None:
     task = load_task("linearalgebra/cholesky")
     for k, case in enumerate(task.cases):

@@ -280,6 +280,16 @@ def test_contiguous_says_what_torch_says() -> None:
         assert contiguous(shape, *found) == placed.is_contiguous() or math.prod(shape) < 2, (shape, found)
 
 
+def test_axes_without_steps_are_expanded() -> None:
+    x = torch.arange(60.0).view(3, 4, 5)
+    placed = inputs._laid_out(x, layout((2, 0, 1), (1, 0, 2), offset=3, pad=1))
+    assert placed.stride(1) == 0 and torch.equal(placed, x[:, :1].expand(3, 4, 5)) and placed.storage_offset() == 3
+    assert torch.equal(inputs.once(placed), x[:, :1]) and inputs.once(x).shape == x.shape
+    assert not contiguous((3, 4, 5), (2, 0, 1), (1, 0, 2)) and not contiguous((3, 5), (0, 1), (0, 1))
+    with pytest.raises(RuntimeError):
+        placed.add_(1)
+
+
 def test_equal_layouts_are_drawn_and_different_ones() -> None:
     task = load_task("math/add")
     shapes = [{"*a": (2, 3, 5), "*b": (2, 3, 5)}]

@@ -84,15 +84,15 @@ def _wrong_output(task: Task, case: Case, expected: Expected, answer: Answer, i:
         return f"output {i} has dtype {got.dtype}, expected {want.dtype}"
     if got.shape != want.shape:
         return f"output {i} has shape {tuple(got.shape)}, expected {tuple(want.shape)}"
-    if not got.numel():
-        return ""
     changed = task.written(case.args)
+    must = "out" if case.out and i == 0 else expected.aliases[i] if expected.aliases[i] in changed else None
+    if not got.numel():
+        return f"output {i} must be the tensor {must!r} itself" if must not in (None, answer.aliases[i]) else ""
     stride = answer.strides[i] if answer.strides is not None and i < len(answer.strides) else None
     if stride is not None and overlaps(got.shape, stride):
         return f"output {i} has elements that share memory (strides {stride}); a new tensor is expected"
     if stride is not None and task.moves and not case.out and not changed and not dense(got.shape, stride):
         return f"output {i} has strides {stride}; where moving values is the task it must be contiguous"
-    must = "out" if case.out and i == 0 else expected.aliases[i] if expected.aliases[i] in changed else None
     if must is not None and answer.aliases[i] != must:
         return f"output {i} must be the tensor {must!r} itself"
     # Where torch itself returns an input or a view of one, a view and a copy are both right.

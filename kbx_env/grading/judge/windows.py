@@ -37,6 +37,9 @@ BINS, UNEVEN = 10, 60.7
 STEPS = (1, 2, 3, 4)
 """Planes between the numbers of a line that are compared with those of a line of other steps: a kernel may draw number 3 p for the
 rows of plane p and number 2 p + 1 for its columns, and use a third of them twice."""
+LAG = 3
+"""Further first planes of such lines: with number 2 p for the rows of plane p and p + 3 for its columns, rows of planes 2, 3, 4 ..
+and columns of planes 1, 3, 5 .. go together."""
 Starts = tuple[int, ...]
 
 
@@ -385,7 +388,7 @@ def _steps(planes: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """
     t = torch.arange(planes)
     pairs = [(first + step * t, second + other * t) for step in STEPS for other in STEPS if step != other
-             for first in range(step) for second in range(other)]  # fmt: skip
+             for first in range(step + LAG) for second in range(other + LAG)]  # fmt: skip
     one, two = (torch.stack(side) for side in zip(*pairs, strict=True))
     meant = (one < planes) & (two < planes) & (one != two)
     return one.clamp_max(planes - 1), two.clamp_max(planes - 1), meant.double()

@@ -233,7 +233,7 @@ class Engine:
                        if not _gaps_unchanged(s, tensors[k])), None)  # fmt: skip
         if any(r["again"] for r in reply["read"][: len(views)]):
             effect = effect or "the result lies in the memory of an earlier call's result, which it overwrites"
-        alias = tuple(next((k for k, p in argument_views.items() if p == v and tensors[k].numel()), None) for v in views)
+        alias = tuple(_argument_of(c, argument_views, tensors) for c in claims if c["k"] == "view")
         shares = tuple(
             next((k for k, p in argument_views.items() if p[0] == v[0] and _numel(p) and _numel(v)), None) for v in views
         )
@@ -252,16 +252,39 @@ class Engine:
             for k, r in zip(span_views, reply["read"][len(views) :], strict=True) if r["stored"] or r["moved"]
         )  # fmt: skip
         broken = f"returned a {other_types[0]} where a tensor was expected" if other_types else None
-        found, reordered = self.facts, list[Answer]()
-        for order in ORDERS if self.keep and any(f["kind"] in RACES for f in found.findings) else ():
-            again = self._in_order(order, [*views, *span_views.values()], seconds())
+        found = self.facts
+        reordered = self._reordered(answer, views, span_views, data, tensors, seconds)
+        return Traced(answer, broken, origins + written, found, effect, reordered)
+
+    def _reordered(
+        self, answer: Answer, views: list[Any], spans: Mapping[str, Any], data: Sequence[bytearray],
+        tensors: Mapping[str, torch.Tensor], seconds: Callable[[], float],
+    ) -> tuple[Answer, ...]:  # fmt: skip
+        """Execute the last call in other orders if its programs race.
+
+        Args:
+            answer: the call's own results.
+            views: of the results.
+            spans: views of the arguments, with the gaps between their elements.
+            data: bytes of the views and of the spans after the call.
+            tensors: the arguments.
+            seconds: returns the seconds that are left of the submission's limit.
+
+        Returns:
+            The results in those orders in which they differ.
+
+        Raises:
+            EngineError: a launch fails in another order.
+        """
+        found: list[Answer] = []
+        for order in ORDERS if self.keep and any(f["kind"] in RACES for f in self.facts.findings) else ():
+            again = self._in_order(order, [*views, *spans.values()], seconds())
             if again is not None and any(bytes(a) != bytes(b) for a, b in zip(again, data, strict=True)):
-                spans = {k: _tensor(v, d) for (k, v), d in zip(span_views.items(), again[len(views) :], strict=True)}
-                reordered.append(replace(
-                    answer, outputs=tuple(_tensor(v, d) for v, d in zip(views, again, strict=False)),
-                    after=changed | {k: _laid_out(s, tensors[k]) for k, s in spans.items()},
-                ))  # fmt: skip
-        return Traced(answer, broken, origins + written, found, effect, tuple(reordered))
+                outputs = tuple(_tensor(v, d) for v, d in zip(views, again, strict=False))
+                after = {k: _tensor(v, d) for (k, v), d in zip(spans.items(), again[len(views) :], strict=True)}
+                changed = {k: _laid_out(s, tensors[k]) for k, s in after.items()}
+                found.append(replace(answer, outputs=outputs, after={**answer.after, **changed}))
+        return tuple(found)
 
     def _in_order(self, order: str, views: Sequence[Any], left: float) -> list[bytearray] | None:
         """Execute the last call once more, the programs of each launch one after the other.
@@ -427,6 +450,27 @@ def _argument_view(bases: Mapping[str, Any], name: str, t: torch.Tensor) -> list
     """Return the view of an argument: laid out as ``blank`` says, at the address that the runner chose for it."""
     offset = t.storage_offset() % 64 * t.element_size()
     return [bases[name], str(t.dtype).removeprefix("torch."), offset, list(t.shape), list(t.stride())]
+
+
+def _argument_of(
+    claim: Mapping[str, Any], argument_views: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+) -> str | None:  # fmt: skip
+    """Return the name of the argument that a result is.
+
+    Args:
+        claim: the result, as the runner describes it. An empty one has no memory by which the grader could tell it:
+            there the runner is believed, and nothing else depends on it.
+        argument_views: views of the arguments that are not empty, as the grader laid them out.
+        tensors: the arguments.
+
+    Returns:
+        The name; ``None`` for a tensor of its own.
+    """
+    view = claim["view"]
+    if _numel(view):
+        return next((k for k, p in argument_views.items() if p == view), None)
+    same = str(claim.get("same"))
+    return same if same in tensors and list(tensors[same].shape) == view[3] else None
 
 
 def _span_view(view: list[Any], t: torch.Tensor) -> list[Any]:

@@ -226,6 +226,11 @@ def test_out_must_be_returned() -> None:
     assert not judge.judge(t, case, args, [fresh]).passed
     assert judge.judge(t, case, args, [replace(fresh, aliases=("out",), shares=("out",))]).passed
     assert not judge.judge(t, Case({"N": 9}), args, [replace(fresh, shares=("x",))]).passed
+    empty = Case({"N": 0}, out=True)
+    args = draw(t, empty, 1)
+    fresh = answer(args["x"].sin(), args=args)
+    assert "itself" in judge.judge(t, empty, args, [fresh]).reason, "also where nothing is in it"
+    assert judge.judge(t, empty, args, [replace(fresh, aliases=("out",))]).passed
 
 
 def test_exact_and_paper() -> None:

@@ -27,7 +27,6 @@ from kbx_env.backends.ttir.ops.memory import BlockPointer
 from kbx_env.backends.ttir.sanitizer.reorder import reordered
 from kbx_env.backends.ttir.sanitizer.sanitizer import Sanitizer
 
-
 FORWARDS, BACKWARDS = "forwards", "backwards"
 """Orders in which programs run one after the other."""
 
