@@ -54,5 +54,6 @@ def symmetric_matrix_vector_norm(A, x, alpha, beta, p=2.0):
     BM = 4
     _product[(triton.cdiv(N, BM),)](A, x.contiguous(), y, N, A.stride(0), float(alpha), float(beta), BM=BM, BN=BN)
     kind = 0 if p == float("inf") else int(p) if p in (1, 2) else 3
-    _norm[(1,)](y, out, N, float(p) if kind else 1.0, KIND=kind, BLOCK=4096, num_warps=8)
+    BLOCK = 4096 if N > 4096 else 1024
+    _norm[(1,)](y, out, N, float(p) if kind else 1.0, KIND=kind, BLOCK=BLOCK, num_warps=8)
     return out
