@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from kbx_env.spec.task import Case, Outlier, T
+from kbx_env.spec.task import Case, Outlier, T, Uniform
 
 SMALL = {"N": 1, "C": 3, "D": 3, "H": 5, "W": 5, "O": 2, "R": 3, "S": 3}
 IMAGE = {"N": 2, "C": 3, "D": 3, "H": 16, "W": 16, "O": 4, "R": 3, "S": 3}
+ONE = Case(
+    {"N": 1, "C": 3, "D": 3, "H": 3, "W": 3, "O": 1, "R": 3, "S": 3},
+    draws={"input": Uniform(1, 2), "weight": Uniform(0.5, 1)},
+)
+"""One result."""
 TAKES = {"input": T("N C H W"), "weight": T("O D R S"), "bias": T("O", optional=True)}
 FLOPS = "2 * N * O * H * W * D * R * S"
 """An upper bound: the output is as large as the image only with padding and stride 1."""

@@ -39,6 +39,9 @@ def linear_cases(*more: dict[str, Any], half: bool = False, scale: float = 0.3, 
         fields["given"] = (*fields.get("given", ()), *mine.pop("given", ()))
         fields["out"] = bool(mine.pop("out", False))
         cases.append(Case(axes, mine, **fields))
+    # Two rows, for which kernels multiply vectors, with a long inner axis.
+    first = {k: v for k, v in (more[0] if more else {}).items() if k not in ("given", "out")}
+    cases.append(Case({"B": 2, "K": 1030, "O": 5}, first, **({"draw": Normal(scale=0.1)} | fixed)))
     if half:
         last = dict(more[-1]) if more else {}
         given = (*GIVEN, *last.pop("given", ()))

@@ -19,7 +19,7 @@ def matmul_cases(a: str, b: str) -> tuple[Case, ...]:
         _case((4, 64, 128), (4, 128, 64)),
         _case((128,), (128, 96)),
         _case((96, 128), (128,)),
-        _case((300,), (300,)),
+        _case((1100,), (1100,)),
         _case((40,), (3, 40, 24)),
         _case((128, 512), (512, 128)),
         _case((64, 128), (128, 64), draw=Normal(clamp=5)),
@@ -29,7 +29,10 @@ def matmul_cases(a: str, b: str) -> tuple[Case, ...]:
         _case((48, 64), (64, 40), layouts={a: "transposed", b: "transposed"}),
         _case((40, 40), (40, 40), draws={b: Eye()}),
         _case((1, 1), (1, 1)),
+        # Many rows: kernels walk the tiles in groups of rows, of which the last one is not full.
+        _case((270, 3), (3, 40)),
         _case((0, 8), (8, 4)),
+        _case((3, 5, 20), (20, 9), layouts={a: "strided", b: "transposed"}),
         _case((5, 29, 130), (130, 67), held=True),
     )
 

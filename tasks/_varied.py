@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from kbx_env.spec.task import Case, HalfNormal, Ints, Normal, Outlier, Uniform
-from kbx_env.spec.varied import Family, Pick, flat
+from kbx_env.spec.varied import Family, Pick, flat, layout
 
 Args = Callable[[Pick], Mapping[str, Any]] | None
 """Draws arguments that take the place of the declared ones."""
@@ -182,7 +182,11 @@ def long_axis(
     def vector(pick: Pick) -> Case:
         return case(pick, (pick.whole(3, 60),), -1)
 
-    return (along, beside, columns, *(() if lines is None else (large,)), vector)
+    def unit(pick: Pick) -> Case:
+        # Contiguous, but the axis of length 1 has a stride of its own.
+        return case(pick, (5, 1, 37, 4), 3, layouts=dict.fromkeys(tensors, layout((1, 0, 2, 3), (1, 1, 1, 1))))
+
+    return (along, beside, columns, unit, *(() if lines is None else (large,)), vector)
 
 
 def long_slices(drawn: Callable[[Pick, tuple[int, ...], int, tuple[int, ...], int], Case]) -> tuple[Family, ...]:
@@ -594,7 +598,8 @@ def linear(
         return pick.like(axes, _args(args, pick) | _args(for_bias, pick), where=plain, full=True, draws=draws, out=out)
 
     def slight(pick: Pick) -> Case:
-        axes = {"B": pick.whole(3, 9), "K": pick.whole(1, 3), "O": pick.whole(9, 20)}
+        # Many rows: kernels walk the tiles in groups of rows, of which the last one is not full.
+        axes = {"B": pick.whole(260, 280), "K": pick.whole(1, 3), "O": pick.whole(34, 50)}
         # Products of order one: contracts write exp(z) - 1, which is inexact for a tiny z.
         draws = {"input": Normal(), "weight": Normal(scale=0.5), "bias": SMALL_BIAS}
         return pick.like(axes, _args(args, pick) | _args(for_bias, pick), where=plain, full=True, draws=draws, out=out)
@@ -616,7 +621,7 @@ def few_rows(pick: Pick, rows: str, inner: str, columns: str) -> dict[str, int]:
     Returns:
         Sizes by axis name.
     """
-    return {rows: pick.whole(1, 2), inner: pick.whole(WIDE, WIDE + WIDE // 16), columns: pick.whole(70, 90) | 1}
+    return {rows: 2, inner: pick.whole(WIDE, WIDE + WIDE // 16), columns: pick.whole(70, 90) | 1}
 
 
 def large_factor(pick: Pick, rows: str, inner: str, columns: str) -> dict[str, int]:
@@ -819,6 +824,17 @@ def conv_sizes(
     return axes, args
 
 
+def images_first(pick: Pick, image: str) -> dict[str, str]:
+    """Return a layout of images, one after the other in memory: what is behind the last one is out of bounds.
+
+    Args:
+        pick: makes the choices.
+        image: the parameter of the images.
+    """
+    order = (0, *pick.shuffled((1, 2, 3)))
+    return {image: layout(order, (1, 1, 1, 1), pick.among(0, 1, 5), pick.among(0, 1))}
+
+
 def convs(
     args: Args = None, *, image: str = "input", weight: str = "weight", prefix: str = "", out: bool = False,
     out_step: Callable[[Pick], int] = lambda pick: 1, groups: bool = True, least: int = 2,
@@ -855,7 +871,7 @@ def convs(
         def family(pick: Pick) -> Case:
             step = out_step(pick)
             if "H" in axis:
-                axes = {**axis, "O": step * max(1, 2 // step)}
+                axes = {**axis, "O": step * max(1, 3 // step)}
                 options = {prefix + "stride": 15, prefix + "padding": 1}
                 options |= {prefix + "dilation": 1, prefix + "groups": 1} if groups else {}
             else:
@@ -866,6 +882,7 @@ def convs(
             draws = balanced(pick, *factors) if "draw" not in fields else {}
             draws = {image: Normal(scale=small)} if "N" in axis and draws else draws
             usual: dict[str, Any] = {"out": out, "draw": Normal(), "draws": draws, "full": "C" not in axis or pick.chance()}
+            usual |= {"layouts": images_first(pick, image)} if "H" in axis else {}
             case = pick.like(
                 kept | extra.get("axes", {}), options | _args(args, pick) | extra.get("args", {}), where=where,
                 **(usual | fields),

@@ -17,12 +17,15 @@ def _long(p):
 
 
 def _vector(p):
-    return _product(p, few_rows(p, "N", "K", "D"), "weight1", "input", layouts=adjacent(p, 0, "weight1"))
+    sizes = few_rows(p, "N", "K", "D")
+    # Whole tensors: each row has elements of its own.
+    whole = dict.fromkeys(("*w", "*b"), (sizes["N"], sizes["D"]))
+    return _product(p, sizes | whole, "weight1", "input", layouts=adjacent(p, 0, "weight1"))
 
 
 def _product(p, s, large, small, **more):
     shape = (s["N"], s["D"])
-    return p.like(s | {"*w": p.broadcast(shape), "*b": p.broadcast(shape)}, out=True,
+    return p.like({"*w": p.broadcast(shape), "*b": p.broadcast(shape)} | s, out=True,
                   draws=balanced(p, large, small, round(s["K"] ** -0.25, 3)), **more)  # fmt: skip
 
 
@@ -52,6 +55,8 @@ def _scaled(first, second, others):
         _case(2, 3, 4),
         _case(5, 5, 5, (5,), (5,)),
         _case(64, 100, 96),
+        # Many rows: kernels walk the tiles in groups of rows, of which the last one is not full.
+        _case(270, 3, 40),
         _case(64, 100, 96, (96,), (64, 1), draws={}, draw=Outlier(scale=3)),
         _case(33, 257, 70, (1,), (), out=True),
         _case(48, 64, 40, (40,), (40,), layouts={"input": "transposed", "weight1": "transposed", "bias": "strided"}),

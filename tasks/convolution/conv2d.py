@@ -1,7 +1,7 @@
 """convolution/conv2d."""
 
 import torch.nn.functional as F
-from kbx_env.tasks._conv import IMAGE, READS, SMALL, conv_timed
+from kbx_env.tasks._conv import IMAGE, ONE, READS, SMALL, conv_timed
 from kbx_env.tasks._varied import convs
 
 from kbx_env.spec.criteria import Close
@@ -22,6 +22,7 @@ from kbx_env.spec.task import Case, Cost, Outlier, Paper, T, task
     "reference could silently be TF32 (its defect 6.2). bias, groups and pairs are exercised.",
     cases=(
         Case(SMALL),
+        ONE,
         Case(SMALL, {"stride": 2}),
         Case(SMALL, {"padding": 1}, given=("bias",)),
         Case(SMALL, {"dilation": 2}),

@@ -6,6 +6,7 @@ from kbx_env.tasks._varied import LONG_LINE, TINY, adjacent, many_columns
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, DtypeArg, Literal, Normal, Outlier, Paper, T, Uniform, task
+from kbx_env.spec.varied import layout
 
 BIG = {"*a": (128, 256), "*b": (128, 256)}
 F32, F64 = ({"dtype": DtypeArg(d)} for d in ("f32", "f64"))
@@ -45,6 +46,9 @@ def _tiny(p):
                   where=lambda c: "other" not in c.args and "dtype" not in c.args, draw=TINY)  # fmt: skip
 
 
+ONE = layout((1, 0, 2, 3), (1, 1, 1, 1))
+
+
 @task(
     difficulty=4,
     takes={"input": T("*a"), "other": T("*b")},
@@ -69,7 +73,16 @@ def _tiny(p):
         Case({"*a": (33, 65), "*b": (33, 65)}, {"dim": 0}, layouts={"input": "transposed"}),
         Case({"*a": (31, 17), "*b": (31, 17)}, {"dim": 1}, layouts={"input": "strided", "other": "transposed"}),
         Case({"*a": (), "*b": ()}, {"alpha": 2}),
-        Case({"*a": (0, 4), "*b": (4,)}, {"dim": 1}),
+        Case({"*a": (3, 0, 4), "*b": (4,)}, {"dim": 0}),
+        # Two runs of axes, the outer one of length 2.
+        Case({"*a": (2, 5, 9), "*b": (2, 5, 9)}, {"dim": (0, 2)}),
+        # Axes that are copied in another order.
+        Case({"*a": (3, 2, 4, 2, 5), "*b": (3, 2, 4, 2, 5)}, {"dim": (1, 3), "alpha": 0.5}),
+        Case({"*a": (3, 2, 4, 2, 5)}, {"other": 0.5, "dim": (1, 3)}),
+        Case({"*a": (2, 3, 2, 3, 2), "*b": (2, 3, 2, 3, 2)}, {"dim": (0, 2, 4), "alpha": 0.5}),
+        Case({"*a": (3,), "*b": (3,)}, {"dim": -1}),
+        # Contiguous, but the axis of length 1 has a stride of its own.
+        Case({"*a": (5, 1, 37, 4), "*b": (5, 1, 37, 4)}, {"dim": 3}, layouts=dict.fromkeys(("input", "other"), ONE)),
         # More than two axes that can be walked as one.
         Case({"*a": (9, 8, 70), "*b": (9, 8, 70)}, {"alpha": 0.5}),
         Case({"*a": (5, 4, 6, 7), "*b": (5, 4, 6, 7)}, {"dim": 0}),

@@ -23,6 +23,8 @@ def _case(b, n, m, p, args=None, shape=None, **more):
     differs="Any random stream is right: each element must be the kept or the dropped value and the mask must look random; as "
     "published, torch's own CUDA stream was demanded bit for bit. eps and out= are exercised.",
     cases=(
+        # One result.
+        _case(1, 1, 3, 1, {"eps": 1.0, "training": False}),
         _case(2, 3, 4, 5, {"training": False}),
         _case(2, 3, 4, 5, {"dropout_p": 0.2}),
         _case(2, 32, 64, 48, {"training": False, "approximate": "tanh"}, (48,)),

@@ -1,7 +1,9 @@
 """fusion/fused_conv2d_add."""
 
+from dataclasses import replace
+
 import torch.nn.functional as F
-from kbx_env.tasks._conv import FLOPS, LEAST, READS, TAKES, TF32, conv_cases, conv_timed
+from kbx_env.tasks._conv import FLOPS, LEAST, ONE, READS, TAKES, TF32, conv_cases, conv_timed
 from kbx_env.tasks._varied import LARGE_IMAGE, convs
 
 from kbx_env.spec.criteria import Close
@@ -15,16 +17,19 @@ from kbx_env.spec.task import Cost, Paper, T, task
     cost=Cost(flops=FLOPS, reads=READS, least=LEAST),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs=TF32 + "stride, dilation, groups, alpha, a number and a broadcast tensor as other, and out= are exercised.",
-    cases=conv_cases(
-        {"axes": {"*o": (1, 1, 1, 1)}, "given": ("other",), "alpha": 2.0},
-        {"axes": {"*o": ()}},
-        {"axes": {"*o": ()}, "other": -1.5},
-        {"axes": {"*o": (1, 8)}, "given": ("other",), "alpha": -0.5, "out": True},
-        {"axes": {"*o": (9, 6)}, "given": ("other",), "out": True},
-        {"axes": {"*o": (9, 16, 16)}, "given": ("other",), "alpha": 3},
-        {"axes": {"*o": (2, 4, 12, 1)}, "given": ("other",)},
-        {"axes": {"*o": (4, 1, 1)}, "given": ("other",)},
-        {"axes": {"*o": (2, 14, 13, 9)}, "given": ("other",), "alpha": 0.7},
+    cases=(
+        replace(ONE, axes={**ONE.axes, "*o": (1, 1, 1, 1)}, given=("other",)),
+        *conv_cases(
+            {"axes": {"*o": (1, 1, 1, 1)}, "given": ("other",), "alpha": 2.0},
+            {"axes": {"*o": ()}},
+            {"axes": {"*o": ()}, "other": -1.5},
+            {"axes": {"*o": (1, 8)}, "given": ("other",), "alpha": -0.5, "out": True},
+            {"axes": {"*o": (9, 6)}, "given": ("other",), "out": True},
+            {"axes": {"*o": (9, 16, 16)}, "given": ("other",), "alpha": 3},
+            {"axes": {"*o": (2, 4, 12, 1)}, "given": ("other",)},
+            {"axes": {"*o": (4, 1, 1)}, "given": ("other",)},
+            {"axes": {"*o": (2, 14, 13, 9)}, "given": ("other",), "alpha": 0.7},
+        ),
     ),
     varied=(
         *convs(lambda p: {"alpha": p.real(-2, 2)}, out=True, where=lambda c: "other" not in c.args, added=("other",),

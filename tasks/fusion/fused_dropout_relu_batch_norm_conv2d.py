@@ -3,7 +3,7 @@
 import torch.nn.functional as F
 from kbx_env.tasks._conv import FLOPS, LEAST, READS, TAKES, TF32, conv_cases, conv_timed
 from kbx_env.tasks._seams import dropout
-from kbx_env.tasks._varied import convs, large_conv_result, sizes
+from kbx_env.tasks._varied import convs, images_first, large_conv_result, sizes
 
 from kbx_env.spec.criteria import Close, Dropout
 from kbx_env.spec.task import Case, Choice, Constant, Cost, Normal, Paper, task
@@ -29,15 +29,21 @@ from kbx_env.spec.task import Case, Choice, Constant, Cost, Normal, Paper, task
                 "weight": Constant(0.5),
             },
         ),
+        # Small numbers without a bias.
+        Case(
+            {"N": 2, "C": 3, "D": 3, "H": 5, "W": 5, "O": 2, "R": 3, "S": 3},
+            {"training": False},
+            draws={"input": Normal(scale=2.0**-13)},
+        ),
     ),
     varied=(
         *convs(lambda p: {"training": False, "p": p.real(0, 1)}),
         *large_conv_result(lambda p: {"training": False}),
         # A large image of few channels: kernels take another path for a short sum, here of 18 products.
         *sizes(
-            lambda p: {"N": 1, "C": 3, "D": 3, "H": 419, "W": 421, "O": 5, "R": 2, "S": 3},
+            lambda p: {"N": 1, "C": 3, "D": 3, "H": 409, "W": 432, "O": 5, "R": 2, "S": 3},
             lambda p, s: {"training": False, "stride": (17, 16), "padding": (1, 2), "dilation": (2, 1), "groups": 1},
-            draw=Normal(), draws={},
+            draw=Normal(), draws={}, layouts=lambda p, s: images_first(p, "input"),
         ),
     ),
     timed=conv_timed(),

@@ -7,7 +7,7 @@ from kbx_env.tasks._seams import dropout
 from kbx_env.tasks._varied import linear
 
 from kbx_env.spec.criteria import Close, Dropout
-from kbx_env.spec.task import Case, Constant, Cost, Paper, task
+from kbx_env.spec.task import Case, Constant, Cost, Normal, Paper, task
 
 
 @task(
@@ -22,6 +22,8 @@ from kbx_env.spec.task import Case, Constant, Cost, Paper, task
         *linear_cases({"training": False}, {}, {"p": 0.1}, {"p": 0.8, "inplace": True}, {"p": 0.0}),
         # Equal values: a mask made of them shows, and so many elements tell chance from a regular pattern.
         Case({"B": 300, "K": 5, "O": 128}, draw=Constant(0.5)),
+        # Two rows with dropout: the rows have masks of their own.
+        Case({"B": 2, "K": 1030, "O": 201}, draw=Normal(scale=0.1)),
         Case({"B": 200, "K": 3, "O": 201}, {"p": 0.3}, draw=Constant(0.25), held=True),
     ),
     varied=linear(lambda p: {"p": p.real(0.05, 0.9)}),

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, Ints, Literal, Normal, Outlier, Paper, T, Uniform, task
+from kbx_env.spec.varied import layout
 
 
 def _case(ids, table, other, args=None, **more):
@@ -55,6 +56,8 @@ def _cancelled(p):
         _case((6, 5), (40, 31), (6, 5, 31), {"max_norm": 5.0, "scale_grad_by_freq": True, "sparse": True},
               layouts={"input_indices": "transposed", "weight": "transposed", "other": "strided"}),
         _case((0,), (10, 4), (4,), {"max_norm": 1.0}),
+        # A gap of one element behind each line of another order of axes.
+        _case((2, 3), (5, 4), (2, 3, 4), layouts={"other": layout((2, 0, 1), (1, 1, 1), pad=1)}),
         _case((9,), (50, 21), (9, 21), out=True),
         # Norms equal to the limit, which do not exceed it.
         _case((9,), (20, 1), (9, 1), {"max_norm": 2.0**-20}, draws={"weight": Choice(2.0**-20, -(2.0**-20), 2.0**-19, 2.0**-22)}),

@@ -35,7 +35,9 @@ F32, F64 = ({"dtype": DtypeArg(d)} for d in ("f32", "f64"))
         Case({"*": (5, 4, 6, 7)}, {"dim": 0}, layouts={"input": "transposed"}),
         Case({"*": (31, 17)}, {"dim": 1}, layouts={"input": "strided"}),
         Case({"*": ()}),
-        Case({"*": (3, 0)}, {"dim": 0}),
+        Case({"*": (3, 0, 4)}, {"dim": 0}),
+        # Two runs of axes, the outer one of length 2.
+        Case({"*": (2, 9)}, layouts={"input": "transposed"}),
         Case({"*": (6, 5, 173)}, {"dim": -1, "keepdim": True}, draw=Outlier(), held=True),
         Case({"*": (7, 11, 213)}, {"dim": 0}, draw=Normal(scale=2), out=True, held=True),
     ),

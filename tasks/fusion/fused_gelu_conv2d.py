@@ -1,7 +1,7 @@
 """fusion/fused_gelu_conv2d."""
 
 import torch.nn.functional as F
-from kbx_env.tasks._conv import FLOPS, LEAST, READS, TAKES, TF32, conv_cases, conv_timed
+from kbx_env.tasks._conv import FLOPS, LEAST, ONE, READS, TAKES, TF32, conv_cases, conv_timed
 from kbx_env.tasks._varied import convs
 
 from kbx_env.spec.criteria import Close
@@ -15,7 +15,7 @@ from kbx_env.spec.task import Cost, Paper, task
     cost=Cost(flops=FLOPS, reads=READS, least=LEAST),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs=TF32 + "out= is filled and judged.",
-    cases=conv_cases({}, {"approximate": "tanh"}, {"out": True}),
+    cases=(*conv_cases({}, {"approximate": "tanh"}, {"out": True}), ONE),
     varied=convs(lambda p: {"approximate": p.among("none", "tanh")}, out=True),
     timed=conv_timed(given=()),
 )

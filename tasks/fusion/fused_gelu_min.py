@@ -52,7 +52,9 @@ def _eager(input, approximate="none", dim=None, keepdim=False, out=None):
         Case({"*": (33, 20)}, {"dim": 0}, draw=APART, layouts={"input": "transposed"}),
         Case({"*": (5, 4, 6, 7)}, {"dim": 0}, draw=APART, layouts={"input": "transposed"}),
         Case({"*": (9, 31)}, {"dim": 1} | TANH, draw=UP, layouts={"input": "strided"}),
-        Case({"*": (0, 4)}, {"dim": 1}),
+        Case({"*": (3, 0, 4)}, {"dim": 0}),
+        # Two runs of axes, the outer one of length 2.
+        Case({"*": (2, 9)}, draw=Uniform(-4, -0.9), layouts={"input": "transposed"}),
         Case({"*": (6, 5, 13)}, {"dim": -2, "keepdim": True}, draw=APART, held=True),
         Case({"*": (7, 211)}, TANH, draw=Normal(mean=4), held=True),
     ),

@@ -51,6 +51,10 @@ def _large_right_factor(p):
         _case((4,), 2, 3, given=GIVEN),
         _case((2, 5), 33, 40, (40,), given=GIVEN),
         _case((64,), 100, 96, given=GIVEN, draw=Outlier(scale=3)),
+        # Many rows: kernels walk the tiles in groups of rows, of which the last one is not full.
+        _case((270,), 3, 40, given=GIVEN),
+        # Two rows: kernels multiply vectors.
+        _case((2,), 1030, 9, scale=0.1),
         _case((3, 7, 2), 16, 130, [130], args={"eps": 0.1}),
         _case((6,), 40, 24, (6, 24), given=GIVEN),
         _case((4, 3), 40, 24, (3, 24), args={"elementwise_affine": False}),

@@ -1,7 +1,7 @@
 """fusion/fused_leaky_relu_conv2d."""
 
 import torch.nn.functional as F
-from kbx_env.tasks._conv import FLOPS, LEAST, READS, TAKES, TF32, conv_cases, conv_timed
+from kbx_env.tasks._conv import FLOPS, LEAST, ONE, READS, TAKES, TF32, conv_cases, conv_timed
 from kbx_env.tasks._varied import LARGE_IMAGE, convs
 
 from kbx_env.spec.criteria import Close
@@ -15,7 +15,7 @@ from kbx_env.spec.task import Cost, Paper, task
     cost=Cost(flops=FLOPS, reads=READS, least=LEAST),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs=TF32 + "Random images with negative sums are timed.",
-    cases=conv_cases({}, {"negative_slope": 0.2}, {"inplace": True}, {"negative_slope": -1.5}),
+    cases=(*conv_cases({}, {"negative_slope": 0.2}, {"inplace": True}, {"negative_slope": -1.5}), ONE),
     varied=(
         *convs(lambda p: {"negative_slope": p.real(-2, 3)}),
         # Of large images, with fewer channels than a block has; windows reach beyond all sides.

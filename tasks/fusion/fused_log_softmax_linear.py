@@ -5,7 +5,7 @@ from kbx_env.tasks._linear import FLOPS, TAKES, linear_cases, linear_timed
 from kbx_env.tasks._varied import LARGE, TINY, linear, plain, sizes
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import Cost, DtypeArg, Normal, Paper, task
+from kbx_env.spec.task import Case, Cost, DtypeArg, Normal, Paper, task
 
 
 @task(
@@ -20,6 +20,9 @@ from kbx_env.spec.task import Cost, DtypeArg, Normal, Paper, task
         *linear_cases({}, {"dim": 0}, {"dim": 1}, {"dtype": DtypeArg("f64")}, {"dim": -2}, half=False),
         *(linear_cases({"dtype": DtypeArg("f32")}, half=True)[-2:]),
         *(linear_cases({}, half=True)[-2:]),
+        # More rows than a block along the first axis; no rows.
+        Case({"B": 70, "K": 3, "O": 5}, {"dim": 0}),
+        Case({"B": 0, "K": 3, "O": 5}, {"dim": 0}),
     ),
     varied=(
         # Along the batch a bias has no effect.

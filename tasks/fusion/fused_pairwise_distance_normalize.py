@@ -32,7 +32,7 @@ def _case(n, m, d, args=None, **more):
         _case(50, 50, 31, {"eps_distance": 0.5}),
         _case(50, 50, 31, {"eps_norm": 3.0, "eps_distance": -0.125}, draw=Normal(scale=0.5)),
         _case(40, 40, 70, {"eps_norm": 0.01, "p_norm": 1.0}, draw=Choice(0.0, 0.0, 1e-4, -1e-4, 1e-5)),
-        _case(3, 3, 20001),
+        _case(2, 2, 32768),
         _case(2, 2, 20001, {"p_norm": float("inf")}),
         # One element more than a block has.
         _case(2, 2, 16385, {"eps_distance": 0.01}),

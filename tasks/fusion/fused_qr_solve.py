@@ -4,7 +4,7 @@ import torch
 from kbx_env.tasks._varied import LARGE, TINY, sizes
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import Case, Cost, Literal, Orthogonal, Outlier, Paper, Spectrum, T, task
+from kbx_env.spec.task import Case, Cost, Literal, Normal, Orthogonal, Outlier, Paper, Spectrum, T, task
 
 FALLING = Spectrum(*(4 * 0.97**i for i in range(128)))
 """Condition numbers up to 48 (n = 128)."""
@@ -43,6 +43,8 @@ def _sized(m, n, k, *batch):
         Case(_sized(21, 16, 6, 3), layouts={"A": "transposed", "b": "transposed"}),
         Case(_sized(17, 11, 7, 2), layouts={"A": "strided", "b": "strided"}),
         Case(_sized(14, 14, 2, 2), draws={"A": Orthogonal()}),
+        # Numbers far below 1, whose squares fp32 does not hold.
+        Case(_sized(7, 3, 2), draw=Normal(scale=2.0**-80)),
         Case(_sized(5, 3, 2, 0)),
         Case(_sized(37, 13, 9), held=True),
         Case(_sized(26, 17, 3, 3), held=True),

@@ -2,7 +2,16 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._conv import FLOPS, LEAST, READS, TAKES, TF32, conv_cases, conv_timed
-from kbx_env.tasks._varied import LARGE, LARGE_STATISTICS, SMALL_STATISTICS, TINY, convs, large_conv_result, sizes
+from kbx_env.tasks._varied import (
+    LARGE,
+    LARGE_STATISTICS,
+    SMALL_STATISTICS,
+    TINY,
+    convs,
+    images_first,
+    large_conv_result,
+    sizes,
+)
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, HalfNormal, Normal, Paper, T, Uniform, task
@@ -58,9 +67,10 @@ SMALL, BIG = (
                lambda p, s: {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "training": True, "momentum": 0.5, "eps": 0.1},
                where=lambda c: set(RUNNING) <= set(c.given), draw=Normal(), draws={}),
         # A large image of few channels: kernels take another path for a short sum, here of 18 products.
-        *sizes(lambda p: {"N": 1, "C": 3, "D": 3, "H": 419, "W": 421, "O": 5, "R": 2, "S": 3},
+        *sizes(lambda p: {"N": 1, "C": 3, "D": 3, "H": 409, "W": 432, "O": 5, "R": 2, "S": 3},
                lambda p, s: {"stride": (17, 16), "padding": (1, 2), "dilation": (2, 1), "groups": 1, "training": p.chance()},
-               where=lambda c: set(RUNNING) <= set(c.given), draw=Normal(), draws={"running_var": HalfNormal(0.1)}),
+               where=lambda c: set(RUNNING) <= set(c.given), draw=Normal(), draws={"running_var": HalfNormal(0.1)},
+               layouts=lambda p, s: images_first(p, "input")),
         *large_conv_result(lambda p: {"training": True, "momentum": 0.5, "eps": 0.1}, where=lambda c: set(RUNNING) <= set(c.given)),
         *flat(
             convs(lambda p: {"training": False}, where=lambda c: set(RUNNING) <= set(c.given), long=({"O": 20},), full=True,

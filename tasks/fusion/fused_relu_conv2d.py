@@ -1,7 +1,7 @@
 """fusion/fused_relu_conv2d."""
 
 import torch.nn.functional as F
-from kbx_env.tasks._conv import FLOPS, LEAST, READS, TAKES, TF32, conv_cases, conv_timed
+from kbx_env.tasks._conv import FLOPS, LEAST, ONE, READS, TAKES, TF32, conv_cases, conv_timed
 from kbx_env.tasks._varied import convs
 
 from kbx_env.spec.criteria import Close
@@ -15,7 +15,7 @@ from kbx_env.spec.task import Cost, Paper, task
     cost=Cost(flops=FLOPS, reads=READS, least=LEAST),
     paper=Paper(rtol=1e-5, atol=1e-5),
     differs=TF32 + "inplace is exercised.",
-    cases=conv_cases({}, {"inplace": True}),
+    cases=(*conv_cases({}, {"inplace": True}), ONE),
     varied=convs(),
     timed=conv_timed(given=()),
 )

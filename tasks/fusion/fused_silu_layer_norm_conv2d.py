@@ -36,6 +36,8 @@ from kbx_env.spec.task import Case, Cost, Paper, T, task
         ),
         # 1,024 numbers to an image: they end with a block.
         Case({"N": 2, "C": 3, "D": 3, "H": 16, "W": 16, "O": 4, "R": 1, "S": 1, "U": 1}, {"weight": None}),
+        # One result, which is 0.
+        Case({"N": 1, "C": 2, "D": 2, "H": 3, "W": 3, "O": 1, "R": 3, "S": 3, "U": 1}, {"weight": None}),
     ),
     # Not one channel: the bias of all there is does not change what is standardised.
     varied=convs(lambda p: {"ln_eps": p.real(0.001, 0.5)}, image="x", weight="conv_weight", prefix="conv_", out_step=lambda p: 2),

@@ -31,6 +31,8 @@ F64 = {"dtype": DtypeArg("f64")}
         Case({"*": (5, 37, 60)}, {"dim": 1}),
         Case({"*": (5, 37, 60)}, {"dim": (0, 2), "correction": 3}),
         Case({"*": (7, 6, 5, 31)}, {"dim": (-1, 1)}, draw=Outlier()),
+        # Two runs of axes, the outer one of length 2.
+        Case({"*": (2, 5, 9)}, {"dim": (0, 2)}),
         Case({"*": (3, 40001)}, {"dim": 0}),
         Case({"*": (3, 20011)}, {"dim": 1, "correction": 0}),
         Case({"*": (33, 65)}, {"dim": 0}, layouts={"input": "transposed"}),

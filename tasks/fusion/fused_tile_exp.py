@@ -54,7 +54,7 @@ def _sliced(p):
         _case((3,), (2,), draw=Literal(1, 2, 3)),
         _case((2, 2), (2, 3), draw=Literal(1, 2, 3, 4)),
         _case((64, 130), (3, 2)),
-        _case((64, 130), (1, 3), draw=Outlier()),
+        _case((5, 1030), (1, 2), draw=Outlier()),
         _case((64, 130), (3, 1), draw=Uniform(-40, 40)),
         _case((5, 7, 31), (2,)),
         _case((5, 31), (3, 1, 2)),

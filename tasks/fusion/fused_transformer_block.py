@@ -29,6 +29,8 @@ def _case(lead, d, k, o, p=0.0, *, out=False, args=None, **more):
     "CUDA stream was demanded bit for bit. weight2 is scaled so that the block is not lost in the residual; eps and out= are "
     "exercised.",
     cases=(
+        # One result.
+        _case((), 3, 1, 5),
         _case((2, 3), 4, 5, 4),
         _case((20,), 16, 96, 96, 0.1, draws=SEEN),
         _case((2, 17), 33, 70, 40, args={"eps": 0.5}),
@@ -39,6 +41,7 @@ def _case(lead, d, k, o, p=0.0, *, out=False, args=None, **more):
         _case((2, 16), 24, 40, 24, layouts={"input": "transposed", "weight1": "transposed", "residual": "transposed"}),
         _case((11,), 30, 21, 50, layouts={"weight2": "strided", "input": "strided"}),
         _case((), 12, 10, 16),
+        _case((), 5, 1, 6),
         # Equal probabilities: a mask made of them shows.
         _case((420,), 6, 96, 96, 0.5, draws=SEEN | {"weight1": Constant(0.25)}),
         _case((3, 13), 24, 80, 80, 0.3, draws=SEEN, held=True),
@@ -68,7 +71,9 @@ def _case(lead, d, k, o, p=0.0, *, out=False, args=None, **more):
             out=True,
             draw=Normal(),
             # Declared products are small enough for exp.
-            draws=lambda p, s: {"weight1": Normal(scale=60 * s["D"] ** -0.5), "weight2": Normal(scale=s["K"] ** 0.5)},
+            draws=lambda p, s: {
+                "weight1": Normal(scale=(60 if s["*"] > 2 else 1) * s["D"] ** -0.5), "weight2": Normal(scale=s["K"] ** 0.5),
+            },
             layouts=lambda p, s: adjacent(p, 0, "weight1", "weight2"),
         ),
         sizes(

@@ -6,6 +6,7 @@ from kbx_env.tasks._varied import long_slices
 
 from kbx_env.spec.criteria import Exact
 from kbx_env.spec.task import Case, Cost, Ints, Literal, Outlier, Paper, T, task
+from kbx_env.spec.varied import layout
 
 
 def _case(shape, dim, k, value, **more):
@@ -44,6 +45,8 @@ def _drawn(p, a, n, b, k):
         _case((64, 128), 0, 16, 3.14),
         _case((64, 130), 1, 33, -2.5, draw=Outlier(scale=20)),
         _case((64, 130), -1, 300, 1, draw=Outlier()),
+        # A gap behind each line: the last two axes cannot be walked as one.
+        _case((4, 6, 5), 0, 2, 0.25, layouts={"x": layout((0, 1, 2), (1, 1, 1), pad=1)}),
         # Slices of more than a block, and a number of positions that has a divisor in common with the number of blocks.
         _case((5, 37, 300), 1, 8, 1e-20),
         _case((9, 3, 4, 31), -2, 2, -7),

@@ -43,6 +43,8 @@ def _sized(n, k, *batch):
         Case(_sized(31, 6, 2), UPPER, draws=HIGH, layouts={"L": "transposed", "B": "strided"}),
         Case(_sized(13, 9, 2, 2), out=True),
         Case(_sized(1, 3, 4)),
+        # Many small matrices: kernels take another path.
+        Case(_sized(3, 2, 64)),
         Case(_sized(4, 2, 0)),
         Case(_sized(27, 11, 3), held=True),
         Case(_sized(23, 2), UPPER, draws=HIGH, held=True),

@@ -28,7 +28,7 @@ def _unit(n):
         Case(_sized(2), draw=Eye()),
         Case(_sized(2), draw=Literal(3, 7, 2, 5)),
         Case(_sized(3), draw=Uniform(0, 1)),
-        Case(_sized(4), draw=Literal(0)),
+        Case(_sized(16), draw=Literal(0)),
         Case(_sized(3, 2), draw=Literal(0, 2, 1, 1, 0, 3, 4, 5)),
         Case(_sized(4, 50)),
         Case(_sized(4, 50), draw=Outlier(p=0.02, scale=20)),

@@ -54,7 +54,7 @@ def _usual(c):
         # Skew-symmetric: under imaginary shifts elements beside the diagonal become imaginary.
         _case(6, draw=SKEW, dtypes=F64),
         # The identity with rounding errors: its eigenvectors are independent only where these do not count.
-        _case(10, 12, draw=Spectrum(*[1] * 10, symmetric=True), dtypes=F64),
+        _case(10, 40, draw=Spectrum(*[1] * 10, symmetric=True), dtypes=F64),
         # The first column tells an eigenvalue: every step works on the other rows and columns, with complex shifts.
         _case(16, draw=FIRST_KNOWN, dtypes=F64),
         _case(8, draw=Symmetric(0.001), dtypes=F64),

@@ -20,6 +20,13 @@ def _sized(n, *B):
     return {"*B": B, "n": n}
 
 
+EQUAL_PIVOTS = Literal(
+    *(0.5, 1, 0, 1, 0, 4, 0, 4, 1), *(0.25, 0, 0, 0, -0.5, 0, 0, 0, 0.5),
+    *(0.25, 0.5, 0, 0.5, 1, 0.25, 0, 0.25, 0.25), *(1 / 16, 0.125, 0, 0.125, 0.25, 0.5, 0, 0.5, 1),
+)  # fmt: skip
+"""Matrices whose choice of a pivot depends on equal or nearly equal numbers."""
+
+
 @task(
     difficulty=4,
     takes={"A": T("*B n n", draw=Symmetric())},
@@ -52,7 +59,7 @@ def _sized(n, *B):
         Case(_sized(9), HERMITIAN, dtypes=C64, out=True),
         Case(_sized(1, 3), draws={"A": Choice(-2, 0.5, 3)}),
         Case(_sized(3, 0)),
-        Case(_sized(3), draws={"A": Literal(0.5, 1, 0, 1, 0, 4, 0, 4, 1)}),
+        Case(_sized(3, 4), draws={"A": EQUAL_PIVOTS}),
         Case(_sized(29, 2), held=True),
         Case(_sized(22, 3), HERMITIAN, draws=MIXED, dtypes=C64, held=True),
         Case(_sized(17, 2), draws=PLAIN, dtypes=C64, held=True),

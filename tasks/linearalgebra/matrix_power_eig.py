@@ -16,6 +16,14 @@ def _sized(n, *B):
     return {"*B": B, "n": n}
 
 
+NEARLY_ONE = Literal(
+    *(
+        float(i == j) * (b == 3) + (7e-6 if b == 3 else 1) * ((i * j * 7 + 3 * (i + j)) % 11 - 5) / 5
+        for b in range(4) for i in range(6) for j in range(6)
+    )
+)  # fmt: skip
+
+
 @task(
     difficulty=3,
     takes={"A": T("*B n n")},
@@ -31,7 +39,7 @@ def _sized(n, *B):
     cases=(
         Case(_sized(2), {"k": 2}, draw=Literal(0, 1, 1, 3)),
         Case(_sized(3), {"k": 0.5}, draw=Literal(4, 1, 0, 1, 3, -1, 0, -1, 5)),
-        Case(_sized(2, 2), {"k": 3}, draw=Literal(1, 2, 2, 3, 5, -6, -6, 8)),
+        Case(_sized(2, 2), {"k": 3}, draw=Literal(1, 2, 2, 1, 5, -6, -6, 8)),
         Case(_sized(16), {"k": 0.5}, draw=SPD(0.5), dtypes=F64),
         Case(_sized(16), {"k": 2.0}, draw=Symmetric(), dtypes=F64),
         Case(_sized(19, 2), {"k": -3}, draw=MIXED, dtypes=F64),
@@ -45,11 +53,16 @@ def _sized(n, *B):
         Case(_sized(6), {"k": 3.1}, draw=SPD(0.5), dtypes=F64),
         Case(_sized(10), {"k": 5}, draw=Spectrum(2, 2, -2, -2, 1, 1, 0, 0, 0, -0.5, symmetric=True)),
         Case(_sized(5, 2), {"k": 0}, draw=Symmetric()),
+        Case(_sized(4), {"k": 20}, draw=MIXED, dtypes=F64),
+        # One matrix is near the identity: its directions count. The others keep the typical element from being small.
+        Case(_sized(6, 4), {"k": 2}, draw=NEARLY_ONE, dtypes=F64),
         Case(_sized(12), {"k": 4}, draw=Symmetric(), layouts={"A": "strided"}),
         Case(_sized(13, 2), {"k": 3}, draw=SPD(), layouts={"A": "transposed"}),
         Case(_sized(11), {"k": -2}, draw=MIXED, out=True),
         Case(_sized(1, 3), {"k": 2}, draw=Symmetric()),
         Case(_sized(4, 2), {"k": 3}, draw=Constant(0)),
+        # Eigenvalues of both sides of 1 in size, one of them 1.
+        Case(_sized(2), {"k": 3}, draw=Literal(-1, 0, 0, 0.5)),
         Case(_sized(3, 0), {"k": 2}),
         Case(_sized(23, 3), {"k": -3}, draw=MIXED, held=True),
         Case(_sized(27), {"k": 0.7}, draw=SPD(0.5), held=True),

@@ -16,8 +16,7 @@ def _sized(n, k, columns=1):
 
 
 def _many_right_hand_sides(p):
-    n = p.whole(12, 32)
-    return {"n": n, "k": (1 << 19) // n + p.whole(1, 90), "c": 1}
+    return {"n": p.whole(5, 6), "k": (1 << 17) + p.whole(1, 90), "c": 1}
 
 
 @task(

@@ -45,6 +45,7 @@ def _by_ldl(A, b, hermitian=False, out=None):
     "single small system is all latency. A is symmetric in every case.",
     cases=(
         Case(_sized(2), draws={"A": Literal(1, 2, 2, 3), "b": Literal(1, 2)}),
+        Case(_sized(2), draws={"A": Literal(0, 2, 2, 0), "b": Literal(2, 4)}),
         Case(_sized(3), draws={"A": Literal(0, 2, 1, 2, 0, 3, 1, 3, 0), "b": Literal(3, 5, 4)}),
         Case(_sized(4, (2,)), draws=HOLLOW),
         Case(_sized(16), {"hermitian": False}),
@@ -53,7 +54,7 @@ def _by_ldl(A, b, hermitian=False, out=None):
         Case(_sized(16, (2,), 2), draws=PLAIN, dtypes=BOTH),
         Case(_sized(4), draws=HOLLOW, dtypes=BOTH),
         Case(_sized(33, (1,), 1, 1)),
-        Case(_sized(3), draws={"A": Literal(0.25, 0, 0, 0, -0.5, 0, 0, 0, 0.5)}),
+        Case(_sized(3, (), 2), draws={"A": Literal(0.25, 0, 0, 0, -0.5, 0, 0, 0, 0.5, 0.25, 0.5, 0, 0.5, 1, 0.25, 0, 0.25, 0.25)}),
         Case(_sized(40, (5,)), draws={"b": Outlier(p=0.05)}),
         Case(_sized(13, (), 6), draws={"A": Symmetric()}),
         Case(_sized(17, (40,), 2, 2), HERMITIAN),

@@ -23,6 +23,8 @@ TALL = {"*": (), "m": 64, "n": 32}
         Case({"*": (), "m": 3, "n": 2}, THIN, draw=Literal(1, 2, 3, 4, 5, 6)),
         Case({"*": (), "m": 2, "n": 3}, FULL, draw=Literal(1, 2, 3, 4, 5, 6)),
         Case({"*": (), "m": 3, "n": 3}, THIN, draw=Eye()),
+        # A line and a column beside which the squares of the other elements overflow, if they give the scale.
+        Case({"*": (), "m": 4, "n": 4}, draw=Literal(*[1e-25] * 5, 3, 1, 2, 1e-25, 1, 4, 1, 1e-25, 2, 1, 5)),
         Case({"*": (), "m": 4, "n": 3}, FULL, draw=Constant(0)),
         # The basis is completed by the first two unit vectors: the others lie in the range.
         Case({"*": (), "m": 5, "n": 3}, FULL, draw=Literal(0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0, 1)),

@@ -91,7 +91,7 @@ def _long(p):
         _case(11, 24, dim=(0,), norm="ortho", out=True),
         _case(1, 6),
         # So many numbers that a kernel may take another way than for a few: short and long rows, large odd factors.
-        _case(128, 1024, dim=(1,)),
+        _case(128, 1000, s=(1024,), dim=(1,)),
         _case(32, 4096, dim=(1,), dtypes=COMPLEX),
         _case(30, 61 * 73, dim=(1,)),
         # Two columns for each line of the transform.

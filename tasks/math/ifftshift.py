@@ -40,6 +40,8 @@ def _case(shape, dim="default", **more):
         _case((33, 65), layouts={"input": "transposed"}),
         # A gap of one element behind each line: the last two axes cannot be walked as one.
         _case((5, 7, 9), 0, layouts={"input": layout((0, 1, 2), (1, 1, 1), pad=1)}),
+        # The stride of the middle axis is the square of the last one's: they cannot be walked as one.
+        _case((5, 7, 2), 0, layouts={"input": layout((0, 1, 2), (1, 1, 3), pad=3)}),
         _case((9, 7, 31), (0, 2), layouts={"input": "strided"}),
         # Expanded: along the middle axis all elements are one.
         _case((3, 5, 9), 0, layouts={"input": layout((0, 1, 2), (1, 0, 1))}),

@@ -32,7 +32,7 @@ def _pair(x, y, **more):
         _pair((40, 33), (33,), dtypes=LONG, draw=Ints(-(2**33), 2**33)),
         _pair((50,), (), dtypes={"input": "i64"}, draw=Ints(-(2**40), 2**40), args={"other": -3}),
         _pair((3,), (3, 1), dtypes=COMPLEX),
-        _pair((20, 31), (20, 31), dtypes=COMPLEX, layouts={"other": "transposed"}),
+        _pair((40, 31), (40, 31), dtypes=COMPLEX, layouts={"other": "transposed"}),
         _pair((20, 31), (31,), dtypes=COMPLEX, out=True, layouts={"out": "transposed"}),
         _pair((17, 29), (29,), dtypes=COMPLEX, held=True),
     ),

@@ -29,7 +29,7 @@ def _deep(p):
 
 
 def _vector(p):
-    return _product(p, few_rows(p, "M", "K", "N"), layouts=adjacent(p, 0, "mat2"))
+    return _product(p, few_rows(p, "M", "K", "N"), out=True, layouts=adjacent(p, 0, "mat2") | {"out": "strided"})
 
 
 def _large_right_factor(p):
@@ -66,6 +66,9 @@ def _of_size(p, numbers):
         _case(2, 2, 2),
         _case(3, 4, 5, (5,), {"beta": 0.5, "alpha": 2.0}),
         _case(64, 96, 80, args={"beta": -1.5}),
+        # Many rows: kernels walk the tiles in groups of rows, of which the last one is not full.
+        _case(270, 3, 40),
+        _case(2, 1030, 9, args={"beta": 0}, draws={"input": Constant(float("nan"))}, layouts={"mat2": "transposed"}, out=True),
         _case(64, 96, 80, (64, 1), {"alpha": 0.3}, draw=Outlier()),
         _case(33, 130, 57, (), {"beta": 2, "alpha": -1}, out=True),
         _case(40, 31, 29, args={"beta": 0}, draws={"input": Constant(float("nan"))}),

@@ -38,7 +38,7 @@ def _long(p, long):
     differs="Every parameter is exercised; as published eps_distance, eps_norm, p_norm and keepdim never were.",
     cases=(
         Case({"*": (2,), "D": 2}, {"dim_norm": 0}, draws={"x1": Literal(1, 2, 3, 4), "x2": Literal(4, 3, 2, 1.5)}),
-        Case({"*": (2,), "D": 2}, {"dim_norm": 0, "p_distance": 1.0}),
+        Case({"*": (2,), "D": 2}, {"dim_norm": -1, "p_distance": 1.0}),
         Case({"*": (16, 64), "D": 32}),
         Case({"*": (16, 64), "D": 32}, {"p_distance": 1.0}, draw=Outlier()),
         Case({"*": (3, 7), "D": 3001}, {"p_norm": 1}, draw=Outlier(scale=100)),
@@ -53,7 +53,9 @@ def _long(p, long):
             {"*": (9, 50), "D": 24}, {"dim_norm": 0, "p_distance": 1.0}, layouts={"x1": "strided", "x2": "transposed"}
         ),
         Case({"*": (5, 20), "D": 8}, {"eps_distance": 1e-3}, draw=Normal(scale=1e-4)),
-        Case({"*": (0, 20), "D": 8}),
+        Case({"*": (0, 20), "D": 1}),
+        # Contiguous, but the axis of length 1 has a stride of its own.
+        Case({"*": (5, 1, 37), "D": 4}, {"dim_norm": 2}, layouts=dict.fromkeys(("x1", "x2"), layout((1, 0, 2, 3), (1, 1, 1, 1)))),
         Case({"*": (5, 4, 6), "D": 7}, {"dim_norm": 0}, layouts=dict.fromkeys(("x1", "x2"), layout((2, 1, 0, 3), (1, 1, 1, 1)))),
         Case({"*": (7, 101), "D": 19}, {"p_norm": 1, "eps_distance": 0.1, "keepdim": True}, held=True),
         Case({"*": (3, 5, 31), "D": 130}, {"p_distance": 1.5, "dim_norm": 2}, draw=Outlier(), held=True),

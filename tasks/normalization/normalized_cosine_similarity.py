@@ -33,7 +33,7 @@ ONE = {"p_norm": 1}
         Case({"*": (33, 65)}, {"dim": 0}, layouts={"x1": "transposed"}),
         Case({"*": (7, 31)}, {"dim": 1} | ONE, layouts={"x1": "strided", "x2": "strided"}),
         Case({"*": (4, 3, 2, 9)}, {"dim": 2}, layouts={"x1": "channels_last", "x2": "channels_last"}),
-        Case({"*": (0, 4)}, {"dim": 1}),
+        Case({"*": (3, 0, 4)}, {"dim": 0}),
         Case({"*": (6, 5, 173)}, {"dim": -1, "eps_similarity": 0.12} | ONE, held=True),
         Case({"*": (29, 6, 17)}, {"dim": 0}, draw=Outlier(), held=True),
     ),

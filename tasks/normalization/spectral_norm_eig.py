@@ -41,6 +41,7 @@ def _sized(n, *B):
         Case(_sized(2), draw=Literal(1, 2, 3, 4)),
         Case(_sized(2, 2), draw=Literal(1, -2, 2, 1, 5, 6, 7, 8)),
         Case(_sized(3), draw=Literal(1, 2, 3, 4, 5, 6, 7, 8, 9)),
+        Case(_sized(2), draw=Literal(1, 8, 0, 0.5)),
         Case(_sized(3, 2), draw=Literal(0, 0, 2, 1, 0, 0, 0, 3, 0, 4, 0, 0, 0, -5, 1, 0, 0, 2)),
         Case(_sized(32, 8), draw=CLAMPED),
         Case(_sized(32), draw=TAILS),

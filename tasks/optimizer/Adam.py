@@ -10,6 +10,11 @@ FIRST = {"exp_avg": Constant(0), "exp_avg_sq": Constant(0)}
 OTHER = {"lr": 0.05, "beta1": 0.8, "beta2": 0.95, "eps": 1e-3, "weight_decay": 0.3}
 
 
+def _small_steps(case):
+    """A step of 1.0 after large gradients shows whether 1 - beta2 is an fp32 number: no other case tells that."""
+    return case.args.get("lr", 0.001) < 0.1
+
+
 @task(
     difficulty=3,
     takes={"param": T("*"), "grad": T("*"), "exp_avg": T("*"), "exp_avg_sq": T("*", draw=HalfNormal(0, 0.01))},
@@ -52,7 +57,7 @@ OTHER = {"lr": 0.05, "beta1": 0.8, "beta2": 0.95, "eps": 1e-3, "weight_decay": 0
             },
             draws={"exp_avg": Normal(scale=0.1), "exp_avg_sq": HalfNormal(0, 0.01)},
         ),
-        *sizes(lambda p: {"*": p.shape(2, 3, 60)}, draws=LATER | {"grad": LARGE}),
+        *sizes(lambda p: {"*": p.shape(2, 3, 60)}, draws=LATER | {"grad": LARGE}, where=_small_steps),
     ),
     timed=tuple(Case({"*": (1 << k,)}, {"step": 10}, draws=LATER) for k in (22, 24, 26)),
 )

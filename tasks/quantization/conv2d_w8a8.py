@@ -47,7 +47,7 @@ LARGE = LARGE_IMAGE | {"C": 30, "D": 30, "H": 133, "W": 133}
         Case(IMAGE | {"N": 3}, draw=Choice(0, 0, 0, 1, -3)),
         Case(IMAGE | {"N": 0}),
         # An image whose largest number is 1, one result, more weights of a channel than a block has, lines that are not dense.
-        Case(IMAGE | {"N": 3}, draws={"input": Choice(0, 0.5, 1, -1, 0.25)}),
+        Case(IMAGE | {"N": 3}, draws={"input": Choice(0, 0.5, 1, -1, 0.25), "weight": Choice(0, 0.3, 1, -1, 0.7)}),
         Case(IMAGE | {"N": 1, "C": 3, "H": 3, "W": 3, "O": 1}),
         Case({"N": 1, "C": 460, "H": 4, "W": 4, "O": 3, "R": 3, "S": 3}, given=BIAS),
         Case(IMAGE | {"C": 70, "R": 1, "S": 1, "H": 4, "W": 4}, layouts={"weight": "transposed"}),

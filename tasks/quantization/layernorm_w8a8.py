@@ -48,7 +48,7 @@ def _eager(input, normalized_shape, weight=None, bias=None, eps=1e-5):
         _case((3,), (16,), draws={"input": Constant(0)}),
         _case((), (30,), draws={"weight": Uniform(0.5, 2)}),
         _case((0,), (8,)),
-        _case((5,), (40,), draws={"input": Choice(0, 0.3, 1, -1, 0.7)}),
+        _case((5,), (40,), draws=dict.fromkeys(("input", "weight"), Choice(0, 0.3, 1, -1, 0.7))),
         _case((4, 3), (5, 37), draw=Normal(scale=3), held=True),
     ),
     varied=(

@@ -42,7 +42,7 @@ def _eager(input_tensor, dim, keepdim=False):
         Case({"*": (60, 9)}, {"dim": 1}, draw=Choice(*(1 + k * 2.0**-23 for k in range(8)))),
         Case({"*": (33, 20)}, {"dim": 0}, layouts={"input_tensor": "transposed"}),
         Case({"*": (5, 4, 6, 7)}, {"dim": 0}, layouts={"input_tensor": "transposed"}),
-        Case({"*": (0, 4)}, {"dim": 1}),
+        Case({"*": (3, 0, 4)}, {"dim": 0}),
         Case({"*": (6, 5, 173)}, {"dim": -1, "keepdim": True}, draw=Ints(0, 30), held=True),
     ),
     varied=(

@@ -35,7 +35,9 @@ F32, F64 = ({"dtype": DtypeArg(d)} for d in ("f32", "f64"))
         Case({"*": (3, 4, 9, 7)}, {"dim": (1, 3)}, layouts={"input_tensor": "channels_last"}),
         Case({"*": (9, 70)}, {"dim": 1, "keepdim": True} | F64, draw=Normal(mean=-2), out=True),
         Case({"*": (2049,)}, {"dim": 0}, layouts={"input_tensor": "strided"}, draw=Uniform()),
-        Case({"*": (3, 0)}, {"dim": 0}),
+        Case({"*": (3, 0, 4)}, {"dim": 0}),
+        # Two runs of axes, the outer one of length 2.
+        Case({"*": (2, 5, 9)}, {"dim": (0, 2)}),
         # Contiguous, but the axis of length 1 has a stride of its own.
         Case({"*": (5, 1, 37)}, {"dim": (0, 1, 2)}, layouts={"input_tensor": layout((1, 0, 2), (1, 1, 1))}),
         Case({"*": (6, 5, 173)}, {"dim": (-2, -1), "keepdim": True}, draw=Outlier(), held=True),

@@ -42,7 +42,7 @@ def _eager(input_tensor, dim, keepdim=False):
         Case({"*": (33, 20)}, {"dim": 0}, layouts={"input_tensor": "transposed"}),
         Case({"*": (5, 4, 6, 7)}, {"dim": 0}, layouts={"input_tensor": "transposed"}),
         Case({"*": (7, 41, 30)}, {"dim": 1}, layouts={"input_tensor": "strided"}, draw=Ints(-9, 30), dtypes=LONG),
-        Case({"*": (0, 4)}, {"dim": 1}),
+        Case({"*": (3, 0, 4)}, {"dim": 0}),
         # Contiguous, but the axis of length 1 has a stride of its own.
         Case({"*": (5, 1, 37, 4)}, {"dim": 3}, layouts={"input_tensor": layout((1, 0, 2, 3), (1, 1, 1, 1))}),
         Case({"*": (6, 5, 173)}, {"dim": -1, "keepdim": True}, draw=Ints(0, 30), held=True),

@@ -29,7 +29,10 @@ from kbx_env.spec.task import Case, Cost, Linspace, Literal, Normal, Outlier, Pa
         Case({"*": (33, 65)}, {"dim": 0}, layouts={"input": "transposed"}, out=True),
         Case({"*": (5, 4, 6, 7)}, {"dim": 0}, layouts={"input": "transposed"}),
         Case({"*": (31, 17)}, layouts={"input": "strided"}, draw=Normal(mean=4)),
-        Case({"*": (3, 0)}, {"dim": 0}),
+        Case({"*": (31, 17)}, layouts={"input": "transposed"}, draw=Normal(mean=4)),
+        Case({"*": (3, 0, 4)}, {"dim": 0}),
+        # Two runs of axes, the outer one of length 2.
+        Case({"*": (2, 9)}, layouts={"input": "transposed"}),
         # 2**19 elements and more: kernels share columns between programs, here all of them and two.
         Case({"*": (33434, 17)}, {"dim": 0, "correction": 0}),
         Case({"*": (128, 4100)}, {"dim": 0}, draw=Normal(mean=3)),

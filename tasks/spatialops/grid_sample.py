@@ -56,6 +56,8 @@ def _at_the_centre(p, s):
     cases=(
         Case(FLAT, draw=Uniform()),
         _case(FLAT, "nearest", "border", draws=CLEAR),
+        # Places that are reflected many times.
+        _case(FLAT, padding="reflection", draws={"grid": Choice(403.25, 404.5, -405.5, -406.25, 407.5)}),
         _case(CUBE, padding="reflection", draws=WIDE),
         _case(CUBE | {"*g": (5, 6, 7)}, "nearest", align=True, draws=CLEAR),
         _case(IMAGE),

@@ -191,8 +191,8 @@ def test_a_whole_run_of_four_policies_costs_little_more_than_highlighting_its_so
     data, path = _run(tmp_path, {p: [(_outcome(t, a), a) for t in ids] for p, a in answers.items()})
     one = min(_cpu_seconds(lambda: highlight(source)) for _ in range(5))
     spent = _cpu_seconds(lambda: task_pages.write_task_pages(data, path, tmp_path))
-    # Seconds would depend on the machine. Each answer is highlighted once, and once in 50 pages' time all else is done.
-    assert spent < 1.5 * one * len(ids) * len(answers), (spent, one)
+    # Seconds would depend on the machine. A fifth of the time is that of the references, and a machine may slow down meanwhile.
+    assert spent < 2.5 * one * len(ids) * len(answers), (spent, one)
     assert len(list((tmp_path / "sources").rglob("*.py"))) == len(ids) * len(answers)
 
 
