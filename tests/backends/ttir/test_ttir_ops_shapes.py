@@ -386,3 +386,23 @@ def test_masked_assert() -> None:
     x[6] = 9
     with pytest.raises(DeviceAssert, match="large"):
         execute(text, (1,), [x])
+
+
+@triton.jit
+def k_gather_outside(x, o, MEND: tl.constexpr, B: tl.constexpr):
+    i = tl.arange(0, B)
+    at = i + 3
+    v = tl.gather(tl.load(x + i), at, 0)
+    if MEND:
+        v = tl.where(at < B, v, -1)
+    tl.store(o + i, v)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32", "int8"])
+def test_an_index_outside_finds_no_number_of_the_source(dtype: str) -> None:
+    """On a GPU it finds whatever lies there: a kernel that uses it must not look right."""
+    x, o = np.arange(1, B + 1).astype(dtype), np.zeros(B, dtype)
+    run(k_gather_outside, [x, o], MEND=0, B=B)
+    assert o[:-3].tolist() == x[3:].tolist() and not set(o[-3:].tolist()) & set(x.tolist())
+    run(k_gather_outside, [x, o], MEND=1, B=B)
+    assert o.tolist() == [*x[3:].tolist(), -1, -1, -1], "what is replaced afterwards does no harm"

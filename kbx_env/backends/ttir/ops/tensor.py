@@ -101,8 +101,22 @@ def _gather(m: Machine, op: Op, a: list[Any]) -> Any:
     n = max(len(a[0]), len(a[1]))
     src, idx = full(a[0], op.types[0], n), full(a[1], op.types[1], n)
     axis = op.attrs["axis"] + 1
-    # An index outside the source is undefined; it must not stop the other programs.
-    return np.take_along_axis(src, np.clip(idx.astype(np.int64), 0, src.shape[axis] - 1), axis)
+    idx = idx.astype(np.int64)
+    inside = (idx >= 0) & (idx < src.shape[axis])
+    if inside.all():
+        return np.take_along_axis(src, idx, axis)
+    # What an index outside the source finds is not defined. It stops nobody: a kernel may replace it afterwards.
+    found = np.take_along_axis(src, np.clip(idx, 0, src.shape[axis] - 1), axis)
+    return np.where(inside, found, _undefined(src.dtype))
+
+
+def _undefined(dtype: np.dtype[Any]) -> Any:
+    """Return a value that no kernel expects: NaN, or an integer with a pattern of bits."""
+    if dtype.kind == "b":
+        return np.True_
+    if dtype.kind in "iu":
+        return np.frombuffer(b"\x5a" * dtype.itemsize, dtype)[0]
+    return np.array(np.nan).astype(dtype)[()]
 
 
 @register("tt.histogram")
