@@ -163,6 +163,7 @@ class Engine:
         self.totals = False
         self.cpu_seconds = 0.0
         self._reordered_seconds = REORDERED_SECONDS
+        self._silent = False  # whether a reply is still to come, so that nothing else can be asked
         self._views: list[Any] = []
         self.compiled: Mapping[str, Mapping[str, Any]] | None = None
 
@@ -307,7 +308,7 @@ class Engine:
         try:
             return self._ask({"again": {"order": order, "seconds": limit}, "read": list(views)}, [], limit)[1]
         except EngineError as e:
-            if e.name == "Deadlock" or e.kind not in ("memory", "runtime"):
+            if not self._silent and (e.name == "Deadlock" or e.kind not in ("memory", "runtime", "died")):
                 return None
             raise EngineError(e.kind, e.name, f"in another order of the programs: {e}", e.line) from None
         finally:
@@ -410,6 +411,7 @@ class Engine:
             reply, data = self._process.ask(header, blobs, deadline=deadline)
         except wire.Late:
             self.cpu_seconds += left
+            self._silent = True
             raise EngineError("timeout", "TimeoutError", "the launches took too long") from None
         except wire.Gone:
             fate = self._process.fate()
