@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from kbx_env.errors import DeclarationError
+from kbx_env.grading import inputs
 from kbx_env.grading.reference import Expected
 from kbx_env.grading.work_counts import Counts, Sizes, Values
 from kbx_env.protocol.wire import DTYPES
@@ -209,8 +210,9 @@ def ideal_bytes(
     for name, value in args.items():
         if isinstance(value, torch.Tensor):
             declared = (task.cost.reads or {}).get(name)
-            elements = value.numel() if declared is None else evaluate(declared, known, {}, values)
-            reads += max(0, min(value.numel(), int(elements))) * value.element_size()
+            held = inputs.once(value).numel()  # along an axis of stride 0 all elements are one
+            elements = held if declared is None else evaluate(declared, known, {}, values)
+            reads += max(0, min(held, int(elements))) * value.element_size()
     return reads + written
 
 

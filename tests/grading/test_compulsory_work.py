@@ -333,3 +333,12 @@ def test_results_are_asked_for_only_where_there_are_any() -> None:
             difficulty=1, takes={"x": T("*")}, truth=task.truth, cost=Cost(reads={"y": "0"}), timed=(),
             cases=(Case({}), Case({}, held=True)),
         )(reference_of)  # fmt: skip
+
+
+def test_an_expanded_input_is_read_once() -> None:
+    task = load_task("math/ifftshift")
+    case = next(c for c in task.cases if "steps 1 0 1" in c.layouts.get("input", ""))
+    args = inputs.draw(task, case, 1)
+    expected = reference.expect(task, case, args, "cpu", exact=False)
+    assert args["input"].shape == (3, 5, 9)
+    assert compulsory_work.ideal_bytes(task, case, args, expected) == 4 * (3 * 9 + 3 * 5 * 9)
