@@ -29,8 +29,6 @@ def _case(lead, d, k, o, p=0.0, *, out=False, args=None, **more):
     "CUDA stream was demanded bit for bit. weight2 is scaled so that the block is not lost in the residual; eps and out= are "
     "exercised.",
     cases=(
-        # One result.
-        _case((), 3, 1, 5),
         _case((2, 3), 4, 5, 4),
         _case((20,), 16, 96, 96, 0.1, draws=SEEN),
         _case((2, 17), 33, 70, 40, args={"eps": 0.5}),
@@ -41,7 +39,9 @@ def _case(lead, d, k, o, p=0.0, *, out=False, args=None, **more):
         _case((2, 16), 24, 40, 24, layouts={"input": "transposed", "weight1": "transposed", "residual": "transposed"}),
         _case((11,), 30, 21, 50, layouts={"weight2": "strided", "input": "strided"}),
         _case((), 12, 10, 16),
+        # One result of a product.
         _case((), 5, 1, 6),
+        _case((), 3, 1, 5),
         # Equal probabilities: a mask made of them shows.
         _case((420,), 6, 96, 96, 0.5, draws=SEEN | {"weight1": Constant(0.25)}),
         _case((3, 13), 24, 80, 80, 0.3, draws=SEEN, held=True),
