@@ -190,7 +190,9 @@ def test_a_whole_run_of_four_policies_costs_little_more_than_highlighting_its_so
     answers = {p: (source + p).encode() for p in "abcd"}
     data, path = _run(tmp_path, {p: [(_outcome(t, a), a) for t in ids] for p, a in answers.items()})
     one = min(_cpu_seconds(lambda: highlight(source)) for _ in range(5))
-    spent = _cpu_seconds(lambda: task_pages.write_task_pages(data, path, tmp_path))
+    pages: dict[str, str] = {}
+    spent = _cpu_seconds(lambda: pages.update(task_pages.write_task_pages(data, path, tmp_path)))
+    assert pages.keys() == set(ids)
     # Seconds would depend on the machine. A fifth of the time is that of the references, and a machine may slow down meanwhile.
     assert spent < 2.5 * one * len(ids) * len(answers), (spent, one)
     assert len(list((tmp_path / "sources").rglob("*.py"))) == len(ids) * len(answers)
