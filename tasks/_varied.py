@@ -25,6 +25,10 @@ LONG_LINE = 1 << 15
 """Length of the lines of a large tensor that are reduced: a kernel that holds a line in one block still compiles."""
 DEEP_SUM = 4096
 """Length of a product's inner axis at which a 16-bit accumulator loses more than the tolerance."""
+GAPS = layout((0, 1), (1, 1), pad=1)
+"""Of a matrix: lines with a gap of one element. The axes cannot be walked as one."""
+UNIT_AXIS = layout((1, 0, 2, 3), (1, 1, 1, 1))
+"""Contiguous if the second axis has length 1, but that axis has a stride of its own."""
 LOWEST = Ints(-(2**63), -(2**63) + 5)
 HIGHEST = Ints(2**63 - 6, 2**63 - 1)
 """int64 values next to the ends of their range: identities and fillers that are not exact show."""
@@ -183,8 +187,7 @@ def long_axis(
         return case(pick, (pick.whole(3, 60),), -1)
 
     def unit(pick: Pick) -> Case:
-        # Contiguous, but the axis of length 1 has a stride of its own.
-        return case(pick, (5, 1, 37, 4), 3, layouts=dict.fromkeys(tensors, layout((1, 0, 2, 3), (1, 1, 1, 1))))
+        return case(pick, (5, 1, 37, 4), 3, layouts=dict.fromkeys(tensors, UNIT_AXIS))
 
     return (along, beside, columns, unit, *(() if lines is None else (large,)), vector)
 
@@ -442,7 +445,7 @@ def moments() -> tuple[Family, ...]:
 
 
 def large_conv_result(args: Args = None, **fields: Any) -> tuple[Family, ...]:
-    """A convolution of 1 x 1 whose result has 2**19 elements; means over its 6,237 pixels are taken in chunks.
+    """A convolution of 1 x 1 whose result has 2**17 elements; means over its 6,237 pixels are taken in chunks.
 
     A chunk has up to 4096 pixels, so that the last one has an odd number above 2048, which is not exact in fp16.
 
@@ -456,7 +459,7 @@ def large_conv_result(args: Args = None, **fields: Any) -> tuple[Family, ...]:
     options = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
     usual: dict[str, Any] = {"draw": Normal(), "draws": {"input": Normal(mean=30, scale=3), "weight": Uniform(0.5, 1.5)}}
     return sizes(
-        lambda p: {"N": 1, "C": 1, "D": 1, "H": 77, "W": 81, "O": 85, "R": 1, "S": 1}, lambda p, s: options | _args(args, p),
+        lambda p: {"N": 1, "C": 1, "D": 1, "H": 77, "W": 81, "O": 22, "R": 1, "S": 1}, lambda p, s: options | _args(args, p),
         **(usual | fields),
     )  # fmt: skip
 
@@ -526,6 +529,14 @@ def bins(pick: Pick, height: int, width: int, many: bool = False) -> Any:
     return tuple(pick.whole(260, 290) if n > 200 else k for n, k in zip((height, width), few))
 
 
+def small_steps(case: Case) -> bool:
+    """Return whether an optimizer's step is below 0.1.
+
+    A step of 1.0 after large gradients shows whether 1 - beta2 is an fp32 number, which kernels may take it for.
+    """
+    return bool(case.args.get("lr", 0.001) < 0.1)
+
+
 # --- products -----------------------------------------------------------------------------------------
 
 
@@ -583,8 +594,8 @@ def linear(
         axes = few_rows(pick, "B", "K", "O")
         scale = round(axes["K"] ** -0.25, 3)
         return pick.like(
-            axes, _args(args, pick), draw=Normal(scale=scale), draws=balanced(pick, "weight", "input", scale),
-            full=pick.chance(0.8), out=out, layouts=adjacent(pick, 1, "weight"),
+            axes, _args(args, pick) | _args(for_bias, pick), draw=Normal(scale=scale),
+            draws=balanced(pick, "weight", "input", scale), full=True, out=out, layouts=adjacent(pick, 1, "weight"),
         )  # fmt: skip
 
     def large_weight(pick: Pick) -> Case:
@@ -598,8 +609,9 @@ def linear(
         return pick.like(axes, _args(args, pick) | _args(for_bias, pick), where=plain, full=True, draws=draws, out=out)
 
     def slight(pick: Pick) -> Case:
-        # Many rows: kernels walk the tiles in groups of rows, of which the last one is not full.
-        axes = {"B": pick.whole(260, 280), "K": pick.whole(1, 3), "O": pick.whole(34, 50)}
+        # Many rows: kernels walk the tiles in groups of rows, of which the last one is not full. And 2**17 results of one
+        # product each: a kernel without masks along the inner axis shows.
+        axes = {"B": pick.whole(260, 280), "K": 1, "O": pick.whole(514, 530)}
         # Products of order one: contracts write exp(z) - 1, which is inexact for a tiny z.
         draws = {"input": Normal(), "weight": Normal(scale=0.5), "bias": SMALL_BIAS}
         return pick.like(axes, _args(args, pick) | _args(for_bias, pick), where=plain, full=True, draws=draws, out=out)
@@ -625,9 +637,10 @@ def few_rows(pick: Pick, rows: str, inner: str, columns: str) -> dict[str, int]:
 
 
 def large_factor(pick: Pick, rows: str, inner: str, columns: str) -> dict[str, int]:
-    """Return sizes of a product whose right factor has 2**19 elements and more, none of them a multiple of a block.
+    """Return sizes of a product whose right factor has 2**19 elements, none of them a multiple of a block.
 
-    Kernels take another path for large tensors, such as one without masks. Few rows keep the case cheap.
+    The inner axis has whole blocks and one element more. Kernels take another path for large tensors, such as one without
+    masks. Few rows keep the case cheap.
 
     Args:
         pick: makes the choices.
@@ -638,7 +651,7 @@ def large_factor(pick: Pick, rows: str, inner: str, columns: str) -> dict[str, i
     Returns:
         Sizes by axis name.
     """
-    return {rows: pick.whole(3, 9), inner: pick.whole(WIDE, WIDE + 40) | 1, columns: pick.whole(480, 500) | 1}
+    return {rows: pick.whole(3, 9), inner: 128 * pick.whole(8, 9) + 1, columns: pick.whole(480, 500) | 1}
 
 
 def bmm_rms_norm(**laws: Any) -> tuple[Family, ...]:
@@ -661,6 +674,8 @@ def bmm_rms_norm(**laws: Any) -> tuple[Family, ...]:
     axes = {"B": (2, 4), "N": (2, 16), "M": (2, 30), "P": (2, 16)}
     return (
         *sizes(longs(axes, {"N": 140, "M": 560, "P": 1050}, most=3_000_000), args, out=True, draw=Normal()),
+        # 2**17 results of one product each: a kernel without masks along the inner axis shows.
+        *sizes(lambda p: {"B": 1, "N": p.whole(126, 135), "M": 1, "P": p.whole(1050, 1100)}, args, out=True, draw=Normal()),
         *vector_bmm("input2", args, draw=Normal()),
         *large_bmm(args, draw=Normal()),
         *flat(
@@ -736,7 +751,8 @@ def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},), right: str = "other") 
         )  # fmt: skip
 
     def wide(pick: Pick) -> Case:
-        m, k, n = pick.whole(140, 150), pick.whole(2, 20), pick.whole(270, 290)
+        # 2**17 results of one product each: a kernel without masks along the inner axis shows.
+        m, k, n = pick.whole(364, 372), 1, pick.whole(364, 372)
         draws = balanced(pick, left, right)
         return pick.like({"*a": (m, k), "*b": (k, n), "N": n}, draw=Normal(), draws=draws, dtypes=pick.among(*dtypes))
 
@@ -757,8 +773,13 @@ def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},), right: str = "other") 
 
 LONG_CONV: tuple[dict[str, int], ...] = ({"C": 130}, {"O": 130, "P": 140}, {"N": 20, "Q": 140})
 """Long axes of the derived cases of a convolution: each case has few elements, and together all axes are long once."""
-LARGE_IMAGE = {"N": 1, "C": 33, "D": 33, "H": 127, "W": 127, "R": 3, "S": 3, "P": 9, "Q": 9}
-"""An image of 2**19 elements, of which few windows are taken: kernels take another path for large tensors."""
+LARGE_IMAGE = {"N": 1, "C": 33, "D": 33, "H": 61, "W": 76, "R": 3, "S": 3, "P": 5, "Q": 6}
+"""An image of 2**17 elements, of which few windows are taken: kernels take another path for large tensors. The windows reach
+beyond all sides."""
+LARGE_FLAT_IMAGE = {"N": 1, "C": 5, "D": 5, "H": 166, "W": 166, "R": 3, "S": 3, "P": 12, "Q": 12}
+"""The same of five channels: kernels take another path for short sums."""
+LARGE_GREY_IMAGE = {"N": 1, "C": 1, "D": 1, "H": 365, "W": 365, "R": 7, "S": 7, "P": 25, "Q": 25}
+"""The same of one channel, where blocks of channels are never full; windows are too large for a path of short sums."""
 
 
 def conv_sizes(
@@ -843,7 +864,7 @@ def convs(
     where: Callable[[Case], bool] | None = None, **fields: Any,
 ) -> tuple[Family, ...]:  # fmt: skip
     """Convolutions with pairs for all options, groups, any layouts, long axes (``LONG_CONV``), and large and small factors,
-    and one of a large image (``LARGE_IMAGE``).
+    and three of a large image (``LARGE_IMAGE``, ``LARGE_FLAT_IMAGE``, ``LARGE_GREY_IMAGE``).
 
     In the case of many images pixels and biases are small, so that biases near zero show.
 
@@ -871,7 +892,7 @@ def convs(
         def family(pick: Pick) -> Case:
             step = out_step(pick)
             if "H" in axis:
-                axes = {**axis, "O": step * max(1, 3 // step)}
+                axes = {**axis, "O": 3 * step}
                 options = {prefix + "stride": 15, prefix + "padding": 1}
                 options |= {prefix + "dilation": 1, prefix + "groups": 1} if groups else {}
             else:
@@ -894,7 +915,8 @@ def convs(
 
         return family
 
-    return tuple(map(drawing, (*long, LARGE_IMAGE) if long is LONG_CONV else long))
+    large = (LARGE_IMAGE, LARGE_FLAT_IMAGE, LARGE_GREY_IMAGE)
+    return tuple(map(drawing, (*long, *large) if long is LONG_CONV else long))
 
 
 # --- matrices -----------------------------------------------------------------------------------------

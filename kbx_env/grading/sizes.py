@@ -10,7 +10,7 @@ from typing import Any
 
 from kbx_env.errors import DeclarationError
 from kbx_env.grading import compulsory_work
-from kbx_env.spec.task import Case, Distribution, Ints, Literal, Places, Shuffled, Signed, Task, shape_of
+from kbx_env.spec.task import Case, Distribution, Ints, Literal, Places, Scaled, Shuffled, Signed, Task, shape_of
 
 SHARES = (0.75, 0.875)
 """Held-out size as a share of the published one; the first that keeps the work within the bounds is used."""
@@ -145,6 +145,8 @@ class _Resizing:
 
     def distribution(self, declared: Distribution) -> Distribution:
         """Return a distribution whose bound of indices, if it has one, is changed."""
+        if isinstance(declared, Scaled):
+            return replace(declared, matrices=self.distribution(declared.matrices))
         if isinstance(declared, Literal | Shuffled | Signed):
             raise self.refuse("listed values")
         if isinstance(declared, Places):

@@ -180,7 +180,7 @@ class Scaled(Distribution):
     """Matrices of another distribution, all elements times a number: conditions stay, and a power of two rounds nothing."""
 
     matrices: Distribution
-    factor: float
+    factor: complex
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,19 @@ from dataclasses import replace
 from typing import Any
 
 from kbx_env.errors import DeclarationError
-from kbx_env.spec.task import Case, Constant, Distinct, Eye, Linspace, Literal, Places, Shuffled, Signed
+from kbx_env.spec.task import (
+    Case,
+    Constant,
+    Distinct,
+    Distribution,
+    Eye,
+    Linspace,
+    Literal,
+    Places,
+    Scaled,
+    Shuffled,
+    Signed,
+)
 
 Family = Callable[["Pick"], Case]
 """Draws one case of a task."""
@@ -29,6 +41,11 @@ OFFSETS = (0, 0, 1, 5, 16)
 """Elements of the buffer before the tensor."""
 PADS = (0, 0, 1, 3)
 """Elements of the buffer behind each line of the innermost axis, as in a slice ``x[:, :-1]``."""
+
+
+def _fixed(draw: Distribution | None) -> bool:
+    """Return whether a distribution belongs to the shape of the case that declares it."""
+    return _fixed(draw.matrices) if isinstance(draw, Scaled) else isinstance(draw, FIXED)
 
 
 class Pick:
@@ -290,6 +307,6 @@ def reshapable(cases: Iterable[Case]) -> tuple[Case, ...]:
 
     def fits(case: Case) -> bool:
         sizes = [n for v in case.axes.values() for n in (v if isinstance(v, tuple) else (v,))]
-        return math.prod(sizes) > 0 and not any(isinstance(d, FIXED) for d in (case.draw, *case.draws.values()))
+        return math.prod(sizes) > 0 and not any(_fixed(d) for d in (case.draw, *case.draws.values()))
 
     return tuple(case for case in cases if fits(case))

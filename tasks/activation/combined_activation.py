@@ -55,8 +55,8 @@ def _scaled(first, second, others):
         _case(2, 3, 4),
         _case(5, 5, 5, (5,), (5,)),
         _case(64, 100, 96),
-        # Many rows: kernels walk the tiles in groups of rows, of which the last one is not full.
-        _case(270, 3, 40),
+        # Many rows: kernels walk the tiles in groups of rows, of which the last one is not full. Results of one product.
+        _case(270, 1, 520),
         _case(64, 100, 96, (96,), (64, 1), draws={}, draw=Outlier(scale=3)),
         _case(33, 257, 70, (1,), (), out=True),
         _case(48, 64, 40, (40,), (40,), layouts={"input": "transposed", "weight1": "transposed", "bias": "strided"}),

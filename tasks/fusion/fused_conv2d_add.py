@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch.nn.functional as F
 from kbx_env.tasks._conv import FLOPS, LEAST, ONE, READS, TAKES, TF32, conv_cases, conv_timed
-from kbx_env.tasks._varied import LARGE_IMAGE, convs
+from kbx_env.tasks._varied import convs
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Cost, Paper, T, task
@@ -34,9 +34,6 @@ from kbx_env.spec.task import Cost, Paper, T, task
     varied=(
         *convs(lambda p: {"alpha": p.real(-2, 2)}, out=True, where=lambda c: "other" not in c.args, added=("other",),
                more=lambda p, s: {"axes": {"*o": p.broadcast((s["N"], s["O"], s["P"], s["Q"]))}}),
-        # A large image with fewer channels than a block of the depth has.
-        *convs(where=lambda c: "other" not in c.args, long=(LARGE_IMAGE | {"C": 31, "D": 31, "H": 131, "W": 131},),
-               more=lambda p, s: {"axes": {"*o": (s["N"], s["O"], 1, 1)}}),
     ),
     timed=conv_timed(
         given=("bias", "other"),

@@ -3,11 +3,10 @@
 import math
 
 import torch
-from kbx_env.tasks._varied import ENDS
+from kbx_env.tasks._varied import ENDS, GAPS
 
 from kbx_env.spec.criteria import Exact
 from kbx_env.spec.task import Bernoulli, Case, Choice, Cost, Ints, Literal, Outlier, Paper, T, task
-from kbx_env.spec.varied import layout
 
 LONG = {"input": "i64"}
 EDGES = Choice(0.0, -0.0, -0.0, -0.0, 1.0, -2.5, 1e-30, -1e30, 3e38, math.inf, math.nan, 7.25, -0.3)
@@ -41,10 +40,6 @@ def _any_axis(p, args, **more):
     )  # fmt: skip
 
 
-PADDED = layout((0, 1), (1, 1), pad=1)
-"""Lines with a gap of one element: the axes cannot be walked as one."""
-
-
 @task(
     difficulty=4,
     takes={"input": T("*"), "index": T("*i", "i64"), "mask": T("*m", "bool", Bernoulli(0.5))},
@@ -56,10 +51,10 @@ PADDED = layout((0, 1), (1, 1), pad=1)
         _case((2, 2), 1, (2, 2), (2, 2), -1.0, draw=Literal(1, 2, 3, 4), dtypes=LONG),
         _case((2, 3), 1, (2, 2), (2, 2), 0.0, draw=Literal(5, 6, 7, 8, 9, 10), dtypes=LONG),
         _case((64, 128), 1, (64, 32), (64, 32), -1.0, args={"sparse_grad": True}),
-        _case((64, 128), 1, (64, 300), (300,), 0.1, draw=Outlier()),
+        _case((64, 128), 1, (64, 1100), (1100,), 0.1, draw=Outlier()),
         _case((64, 300), 0, (90, 300), (90, 1), 7),
         _case((4, 5), 1, (1, 1), (1, 1), 0.5, draws={"mask": Bernoulli(0.0)}),
-        _case((3, 5), 1, (3, 5), (3, 5), 0.25, out=True, layouts=dict.fromkeys(("index", "mask", "out"), PADDED)),
+        _case((3, 5), 1, (3, 5), (3, 5), 0.25, out=True, layouts=dict.fromkeys(("index", "mask", "out"), GAPS)),
         _case((64, 128), 0, (50, 40), (1, 40), -1e30, draws={"mask": Bernoulli(0.1)}),
         _case((64, 128), -2, (50, 128), (), 0.5, draws={"mask": Bernoulli(0.0)}),
         _case((30, 12, 9), 1, (20, 31, 5), (31, 1), float("-inf")),

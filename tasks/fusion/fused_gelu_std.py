@@ -22,9 +22,11 @@ TANH = {"approximate": "tanh"}
         Case({"*": (5,)}, draw=Literal(-2, -1, 0, 1, 3)),
         Case({"*": (10, 20)}, {"dim": 1, "keepdim": True}),
         Case({"*": (128, 300)}, TANH, draw=Outlier()),
-        # Two cases of 2**19 elements, which kernels share between programs: many columns, and rows of two blocks and a part.
-        Case({"*": (130, 4201)}, {"dim": 0} | TANH),
-        Case({"*": (50, 10501)}, {"dim": 1}, draw=Normal(mean=50, scale=0.5)),
+        # 2**17 elements, which kernels share between programs: more columns than a block has elements, many columns of which the
+        # last program has one element, and rows of two blocks and a part.
+        Case({"*": (33, 4201)}, {"dim": 0} | TANH),
+        Case({"*": (129, 1030)}, {"dim": 0} | TANH, draw=Normal(mean=50, scale=0.5)),
+        Case({"*": (13, 10501)}, {"dim": 1}, draw=Normal(mean=50, scale=0.5)),
         Case({"*": (128, 300)}, {"dim": 1, "correction": 0}, draw=Outlier(scale=100)),
         Case({"*": (70, 40)}, {"dim": -1, "correction": 7} | TANH, draw=Uniform(-3, 8)),
         Case({"*": (40, 9, 50)}, {"keepdim": True}, draw=Normal(mean=300)),

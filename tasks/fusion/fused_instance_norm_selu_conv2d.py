@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 from kbx_env.tasks._conv import FLOPS, LEAST, READS, TAKES, TF32, conv_cases, conv_timed
-from kbx_env.tasks._varied import LARGE_IMAGE, convs, large_conv_result, sizes
+from kbx_env.tasks._varied import convs, large_conv_result, sizes
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Cost, Normal, Paper, task
@@ -37,8 +37,6 @@ def _by_exp(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1,
             small=2.0**-4,
         ),
         *large_conv_result(where=lambda c: "num_features" not in c.args),
-        # A large image of few channels; windows reach beyond all sides.
-        *convs(where=lambda c: "num_features" not in c.args, long=(LARGE_IMAGE | {"C": 5, "D": 5, "H": 331, "W": 331},)),
         # 1024 pixels: the last chunk is full.
         *sizes(lambda p: {"N": 1, "C": 2, "D": 2, "H": 32, "W": 32, "O": p.whole(2, 3), "R": 3, "S": 3},
                lambda p, s: {"stride": 1, "padding": 1, "dilation": 1, "groups": 1}, where=lambda c: "num_features" not in c.args,

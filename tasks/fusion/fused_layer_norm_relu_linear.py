@@ -31,7 +31,7 @@ def _long(p, s, **more):
 
 def _vector(p):
     s = few_rows(p, "B", "K", "O")
-    return _long(p, s, draw=Normal(scale=0.1), layouts=adjacent(p, 1, "weight"))
+    return _long(p, s, draw=Normal(scale=0.1), layouts=adjacent(p, 1, "weight"), full=True)
 
 
 def _large_right_factor(p):
@@ -51,8 +51,8 @@ def _large_right_factor(p):
         _case((4,), 2, 3, given=GIVEN),
         _case((2, 5), 33, 40, (40,), given=GIVEN),
         _case((64,), 100, 96, given=GIVEN, draw=Outlier(scale=3)),
-        # Many rows: kernels walk the tiles in groups of rows, of which the last one is not full.
-        _case((270,), 3, 40, given=GIVEN),
+        # Many rows: kernels walk the tiles in groups of rows, of which the last one is not full. Results of one product.
+        _case((270,), 1, 520, given=GIVEN),
         # Two rows: kernels multiply vectors.
         _case((2,), 1030, 9, scale=0.1),
         _case((3, 7, 2), 16, 130, [130], args={"eps": 0.1}),

@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._conv import FLOPS, LEAST, ONE, READS, TAKES, TF32, conv_cases, conv_timed
-from kbx_env.tasks._varied import LARGE_IMAGE, convs
+from kbx_env.tasks._varied import convs
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Cost, Paper, task
@@ -18,8 +18,6 @@ from kbx_env.spec.task import Cost, Paper, task
     cases=(*conv_cases({}, {"negative_slope": 0.2}, {"inplace": True}, {"negative_slope": -1.5}), ONE),
     varied=(
         *convs(lambda p: {"negative_slope": p.real(-2, 3)}),
-        # Of large images, with fewer channels than a block has; windows reach beyond all sides.
-        *convs(long=(LARGE_IMAGE | {"C": 20, "D": 20, "H": 166, "W": 166}, LARGE_IMAGE | {"C": 5, "D": 5, "H": 331, "W": 331})),
     ),
     timed=conv_timed(),
 )

@@ -27,9 +27,6 @@ from kbx_env.spec.task import Case, Cost, DtypeArg, Normal, Paper, task
     varied=(
         # Along the batch a bias has no effect.
         *linear(lambda p: {"dim": p.axis(2)}, for_bias=lambda p: {"dim": p.among(1, -1)}, halves=True),
-        # 2**19 results and more, of one product each: fewer than a block has.
-        sizes(lambda p: {"B": p.whole(725, 740), "K": 1, "O": p.whole(725, 740)}, lambda p, s: {"dim": p.among(1, -1)},
-              where=lambda c: plain(c) and "dtype" not in c.args, draw=Normal()),
         sizes(lambda p: {"B": p.whole(3, 9), "K": p.whole(4, 8), "O": p.whole(3, 9)}, lambda p, s: {"dim": p.among(1, -1)},
               where=lambda c: plain(c) and "dtype" not in c.args, full=True, draws={"input": TINY, "weight": LARGE, "bias": TINY}),
         # Without the largest value of each line exp overflows, or gives zeros only.

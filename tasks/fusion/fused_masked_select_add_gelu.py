@@ -49,6 +49,8 @@ def _case(shape, mask, other, args=None, **more):
         _case((40, 51), (40, 51), 0.5, layouts={"input": "transposed", "mask": "transposed"}),
         _case((9, 331), (9, 331), -1, TANH, out=True, layouts={"input": "strided"}),
         _case((333,), (333,), 1.0, draws={"mask": Bernoulli(0.0)}),
+        # More than 2**22 elements: a kernel of a limited number of programs takes two blocks in each.
+        _case((1, 2100), (2050, 1), 0.5, draws={"mask": Bernoulli(0.02)}),
         _case((0, 3), (0, 3), 1.0),
         _case((0, 3), (0, 3), 1.0, out=True),
         _case((30001,), (30001,), 0.5, {"alpha": -1.5}, draws={"mask": Bernoulli(0.3)}),

@@ -56,8 +56,8 @@ def _vector(p):
         _case(2, 3, 4, 4, {"p": 0.2}, draws=SEEN),
         _case(2, 132, 64, 48, {"training": False, "dim": 1}),
         _case(2, 40, 64, 64, {"p": 0.3}, draws=SEEN, draw=Outlier()),
-        # Many rows: kernels walk the tiles in groups of rows, of which the last one is not full.
-        _case(1, 270, 3, 40, {"training": False}),
+        # Many rows: kernels walk the tiles in groups of rows, of which the last one is not full. Results of one product.
+        _case(1, 270, 1, 520, {"training": False, "dim": 1}),
         _case(3, 37, 48, 48, draws=SEEN),
         _case(3, 20, 33, 33, {"dim": 0, "inplace": True}, draws=SEEN),
         _case(2, 33, 130, 41, {"training": False, "inplace": True}, draw=Outlier(), lead=(33, 1)),

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch.nn.functional as F
 from kbx_env.tasks._conv import FLOPS, LEAST, ONE, READS, TAKES, TF32, conv_cases, conv_timed
-from kbx_env.tasks._varied import LARGE_IMAGE, convs
+from kbx_env.tasks._varied import convs
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Cost, Paper, task
@@ -28,12 +28,6 @@ from kbx_env.spec.task import Cost, Paper, task
         *convs(
             out_step=lambda p: p.among(1, 4, 5, 2) ** 2,
             more=lambda p, s: {"args": {"upscale_factor": math.isqrt(s["step"])}},
-        ),
-        # A large image of few channels, of which windows reach beyond all sides.
-        *convs(
-            out_step=lambda p: p.among(1, 2) ** 2,
-            more=lambda p, s: {"args": {"upscale_factor": math.isqrt(s["step"])}},
-            long=(LARGE_IMAGE | {"C": 5, "D": 5, "H": 331, "W": 331},),
         ),
     ),
     timed=conv_timed(),

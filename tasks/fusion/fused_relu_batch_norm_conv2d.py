@@ -58,6 +58,10 @@ SMALL, BIG = (
     varied=(
         *convs(lambda p: {"momentum": p.real(0, 1), "eps": p.real(0.001, 0.5), "training": p.chance(0.7)},
                where=lambda c: set(RUNNING) <= set(c.given)),
+        # More channels than a block has.
+        *sizes(lambda p: {"N": 1, "C": 2, "D": 2, "H": p.whole(3, 4), "W": 3, "O": p.whole(260, 290), "R": 1, "S": 2},
+               lambda p, s: {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "training": False, "eps": 0.1},
+               where=lambda c: set(RUNNING) <= set(c.given), full=True, draw=Normal(), draws={"running_var": HalfNormal(0.1)}),
         # Two results in each channel: the variance of a sample is twice theirs.
         *sizes(lambda p: {"N": 2, "C": 3, "D": 3, "H": 3, "W": 3, "O": p.whole(2, 6), "R": 3, "S": 3},
                lambda p, s: {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "training": True, "momentum": 0.5, "eps": 0.1},
@@ -67,7 +71,7 @@ SMALL, BIG = (
                lambda p, s: {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "training": True, "momentum": 0.5, "eps": 0.1},
                where=lambda c: set(RUNNING) <= set(c.given), draw=Normal(), draws={}),
         # A large image of few channels: kernels take another path for a short sum, here of 18 products.
-        *sizes(lambda p: {"N": 1, "C": 3, "D": 3, "H": 409, "W": 432, "O": 5, "R": 2, "S": 3},
+        *sizes(lambda p: {"N": 1, "C": 3, "D": 3, "H": 205, "W": 224, "O": 5, "R": 2, "S": 3},
                lambda p, s: {"stride": (17, 16), "padding": (1, 2), "dilation": (2, 1), "groups": 1, "training": p.chance()},
                where=lambda c: set(RUNNING) <= set(c.given), draw=Normal(), draws={"running_var": HalfNormal(0.1)},
                layouts=lambda p, s: images_first(p, "input")),

@@ -2,7 +2,7 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._conv import FLOPS, LEAST, TAKES, TF32, conv_cases, conv_timed
-from kbx_env.tasks._varied import LARGE_IMAGE, convs
+from kbx_env.tasks._varied import LARGE_FLAT_IMAGE, LARGE_IMAGE, convs
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Paper, Uniform, task
@@ -52,11 +52,11 @@ POOLED = " * ".join((
             prefix="conv_",
             least=8,
         ),
-        # Of large images, with fewer channels than a block has; windows reach beyond all sides, and use every row and column.
+        # Of large images, with fewer channels than a block has, whose windows are all looked at.
         *convs(
             lambda p: {"pool_kernel_size": p.among(2, 3), "pool_stride": 1, "pool_padding": p.among(0, 1), "pool_dilation": 1},
             prefix="conv_",
-            long=(LARGE_IMAGE | {"C": 20, "D": 20, "H": 166, "W": 166}, LARGE_IMAGE | {"C": 5, "D": 5, "H": 331, "W": 331}),
+            long=(LARGE_IMAGE | {"C": 20, "D": 20, "H": 76, "W": 91}, LARGE_FLAT_IMAGE),
         ),
     ),
     timed=conv_timed("conv_"),

@@ -2,18 +2,13 @@
 
 import torch
 from kbx_env.tasks._cases import pointwise, stream
-from kbx_env.tasks._varied import ENDS, elementwise, plain
+from kbx_env.tasks._varied import ENDS, GAPS, elementwise, plain
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, Ints, Literal, Normal, Paper, T, task
-from kbx_env.spec.varied import layout
 
 HERE = {"inplace": True}
 LONG = {"input": "i64"}
-
-
-PADDED = layout((0, 1), (1, 1), pad=1)
-"""Lines with a gap of one element: the axes cannot be walked as one."""
 
 
 @task(
@@ -28,7 +23,7 @@ PADDED = layout((0, 1), (1, 1), pad=1)
         *pointwise("input", Normal(scale=3), special=Choice(0.0, -0.0, 1e-38, 4.0, -4.0, 3e38, -3e38), out=True),
         Case({"*": (4,)}, HERE, draw=Literal(-1, 0, 4, 9)),
         Case({"*": (65, 130)}, HERE),
-        Case({"*": (4, 9)}, HERE, layouts={"input": PADDED}),
+        Case({"*": (4, 9)}, HERE, layouts={"input": GAPS}),
         Case({"*": (5, 1030)}, HERE, layouts={"input": "transposed"}),
         Case({"*": (6, 21)}, HERE, layouts={"input": "strided"}),
         Case({"*": (4,)}, draw=Literal(-1, 0, 4, 9), dtypes=LONG),

@@ -3,10 +3,10 @@
 import torch
 import torch.nn.functional as F
 from kbx_env.tasks._linear import FLOPS, TAKES, linear_cases, linear_timed
-from kbx_env.tasks._varied import linear, sizes
+from kbx_env.tasks._varied import linear
 
 from kbx_env.spec.criteria import Close
-from kbx_env.spec.task import Cost, Normal, Paper, task
+from kbx_env.spec.task import Cost, Paper, task
 
 
 @task(
@@ -20,9 +20,6 @@ from kbx_env.spec.task import Cost, Normal, Paper, task
     cases=linear_cases({}, {"beta": 2}, {"threshold": 0.5}, {"beta": 0.3, "threshold": 1}),
     varied=(
         *linear(lambda p: {"beta": p.real(0.3, 3), "threshold": p.whole(20, 40)}),
-        # A large result of short sums: fewer terms than a block has. Some of half a million z would be next to a low threshold.
-        sizes(lambda p: {"B": p.whole(900, 950), "K": p.whole(5, 20), "O": p.whole(590, 630)},
-              lambda p, _: {"threshold": p.whole(20, 40)}, draw=Normal()),
     ),
     timed=linear_timed((1, 16384, 16384), (1024, 1024, 1024), (4096, 4096, 4096)),
 )  # fmt: skip

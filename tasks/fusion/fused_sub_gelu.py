@@ -2,11 +2,10 @@
 
 import torch.nn.functional as F
 from kbx_env.tasks._cases import broadcast
-from kbx_env.tasks._varied import both_ways
+from kbx_env.tasks._varied import GAPS, both_ways
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Choice, Cost, Linspace, Literal, Outlier, Paper, T, task
-from kbx_env.spec.varied import layout
 
 KINDS = (
     {}, {"alpha": 0.5, "approximate": "tanh"}, {"alpha": -2}, {"alpha": 1.5, "approximate": "none"},
@@ -17,10 +16,6 @@ EDGES = Choice(-1e4, -11.0, -1.0, -1e-30, 0.0, 1e-30, 1.0, 11.0, 1e4)
 
 def _one(shape, args, **more):
     return Case({"*a": shape, "*b": ()}, args, **more)
-
-
-PADDED = layout((0, 1), (1, 1), pad=1)
-"""Lines with a gap of one element: the axes cannot be walked as one."""
 
 
 @task(
@@ -37,7 +32,7 @@ PADDED = layout((0, 1), (1, 1), pad=1)
         Case({"*a": (128, 300), "*b": (128, 300)}, KINDS[1], draw=Outlier()),
         _one((1025,), {"other": 0.5}, draw=Linspace(-12, 12)),
         _one((65, 33), {"other": -2, "alpha": 0.25, "approximate": "tanh"}),
-        _one((6, 50), {"other": 1.5, "alpha": -1}, out=True, layouts={"input": PADDED, "out": PADDED}),
+        _one((6, 50), {"other": 1.5, "alpha": -1}, out=True, layouts={"input": GAPS, "out": GAPS}),
         # Several blocks along both axes.
         Case({"*a": (7, 2100), "*b": (2100,)}),
         _one((5, 7, 31), {"other": 0.75, "alpha": 3}, held=True),

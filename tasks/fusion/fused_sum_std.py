@@ -21,7 +21,8 @@ F64 = {"dtype": DtypeArg("f64")}
         Case({"*": (2, 2)}, {"dim": 0}, draw=Literal(1, 2, 3, 7)),
         Case({"*": (2, 2)}, {"dim": 1}, draw=Literal(1, 2, 3, 4)),
         Case({"*": (2, 2)}, {"dim": 0, "keepdim": True}, draw=Literal(1, 2, 3, 8)),
-        Case({"*": (128, 256)}, {"dim": 0, "keepdim": False, "correction": 1}),
+        # 2**17 elements: kernels share each column between two programs.
+        Case({"*": (256, 515)}, {"dim": 0, "keepdim": False, "correction": 1}),
         Case({"*": (128, 256)}, {"dim": 1}, draw=Outlier(scale=20)),
         Case({"*": (100, 300)}, {"dim": 0, "correction": 0}, draw=Normal(mean=3)),
         Case({"*": (9, 5000)}, {"dim": -1, "correction": 2}, draw=Uniform(-1, 2)),
@@ -35,6 +36,8 @@ F64 = {"dtype": DtypeArg("f64")}
         Case({"*": (2, 5, 9)}, {"dim": (0, 2)}),
         Case({"*": (3, 40001)}, {"dim": 0}),
         Case({"*": (3, 20011)}, {"dim": 1, "correction": 0}),
+        # Columns of so many parts that a block holds the states of few of them.
+        Case({"*": (16401, 17)}, {"dim": 0}),
         Case({"*": (33, 65)}, {"dim": 0}, layouts={"input": "transposed"}),
         Case({"*": (5, 4, 6, 7)}, {"dim": 0}, layouts={"input": "transposed"}),
         Case({"*": (17, 31)}, {"dim": 1}, layouts={"input": "strided"}, out=True),

@@ -35,7 +35,8 @@ def _case(lead, d, k, o, p=0.0, *, out=False, args=None, **more):
         _case((4, 9), 24, 64, 64, 0.5, draws=SEEN, out=True),
         _case((19,), 9, 12, 20, args={"eps": 1e-13}, draws={"weight2": Normal(scale=2e-5), "residual": Normal(scale=1e-6)}),
         _case((3, 2, 8), 64, 130, 48, draw=Outlier(scale=5)),
-        _case((33,), 20, 257, 31, out=True),
+        # 2**17 numbers, which are one product each, and an inner axis of whole blocks and one more.
+        _case((345,), 1, 385, 31, out=True),
         _case((2, 16), 24, 40, 24, layouts={"input": "transposed", "weight1": "transposed", "residual": "transposed"}),
         _case((11,), 30, 21, 50, layouts={"weight2": "strided", "input": "strided"}),
         _case((), 12, 10, 16),

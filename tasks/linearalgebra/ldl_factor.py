@@ -13,7 +13,9 @@ PLAIN = {"A": Symmetric(hermitian=False)}
 MIXED = {"A": Spectrum(*((-1) ** i * (0.5 + 1.5 * i / 64) for i in range(64)), symmetric=True)}
 """Eigenvalues of both signs, none nearer to 0 than 0.5."""
 HOLLOW = {"A": Literal(0, 1, 2, 3, 1, 0, 4, -1, 2, 4, 0, 5, 3, -1, 5, 0)}
-"""Zeros on the diagonal: the first pivot must be a 2x2 block."""
+"""Zeros on the diagonal: the first pivot must be a 2x2 block. Both parts of a complex matrix are these numbers."""
+IMAGINARY = {"A": Scaled(HOLLOW["A"], 1 + 1j)}
+"""The same with real parts that are zero."""
 
 
 def _sized(n, *B):
@@ -47,6 +49,7 @@ EQUAL_PIVOTS = Literal(
         Case(_sized(16), HERMITIAN, dtypes=C64),
         Case(_sized(16, 3), draws=PLAIN, dtypes=C64),
         Case(_sized(4), draws=HOLLOW, dtypes=C64),
+        Case(_sized(4), draws=IMAGINARY, dtypes=C64),
         Case(_sized(33, 2)),
         Case(_sized(40), draws=MIXED, dtypes=F64),
         Case(_sized(27, 2), HERMITIAN, draws=MIXED, dtypes=C64),

@@ -10,7 +10,9 @@ HERMITIAN = {"hermitian": True}
 MIXED = Spectrum(*((-1) ** i * (0.5 + 1.5 * i / 128) for i in range(128)), symmetric=True)
 """Eigenvalues of both signs, none nearer to 0 than 0.5."""
 HOLLOW = {"A": Literal(0, 1, 2, 3, 1, 0, 4, -1, 2, 4, 0, 5, 3, -1, 5, 0)}
-"""Zeros on the diagonal: the first pivot must be a 2x2 block."""
+"""Zeros on the diagonal: the first pivot must be a 2x2 block. Both parts of a complex matrix are these numbers."""
+IMAGINARY = {"A": Scaled(HOLLOW["A"], 1 + 1j)}
+"""The same with real parts that are zero."""
 NEARLY_TRIDIAGONAL = {"A": Literal(2, 1, 1e-3, -1e-3, 1, -2, 1, 1e-3, 1e-3, 1, 2, 1, -1e-3, 1e-3, 1, -2)}
 """Columns that are nearly a multiple of a unit vector: a reflection of the wrong sign cancels."""
 PLAIN = {"A": Symmetric(hermitian=False)}
@@ -53,6 +55,7 @@ def _by_ldl(A, b, hermitian=False, out=None):
         Case(_sized(16, (3,)), HERMITIAN, dtypes=BOTH),
         Case(_sized(16, (2,), 2), draws=PLAIN, dtypes=BOTH),
         Case(_sized(4), draws=HOLLOW, dtypes=BOTH),
+        Case(_sized(4), draws=IMAGINARY, dtypes=BOTH),
         Case(_sized(33, (1,), 1, 1)),
         Case(_sized(3, (), 2), draws={"A": Literal(0.25, 0, 0, 0, -0.5, 0, 0, 0, 0.5, 0.25, 0.5, 0, 0.5, 1, 0.25, 0, 0.25, 0.25)}),
         Case(_sized(40, (5,)), draws={"b": Outlier(p=0.05)}),
@@ -71,6 +74,8 @@ def _by_ldl(A, b, hermitian=False, out=None):
         Case(_sized(1, (2,), 3), draws={"A": SPD(0.5)}),
         Case(_sized(4, (2,), 0)),
         Case(_sized(3), draws={"A": Literal(0.5, 1, 0, 1, 2, 16, 0, 16, 1), "b": Literal(1, 2, 3)}),
+        # Small as a whole: pivots are chosen by ratios.
+        Case(_sized(3), draws={"A": Literal(2e-9, 2e-5, 0, 2e-5, 2e-9, 4e-5, 0, 4e-5, 6e-5), "b": Literal(1e-5, 2e-5, 3e-5)}),
         Case(_sized(29, (7,), 2), held=True),
         Case(_sized(22, (), 3), HERMITIAN, dtypes=BOTH, held=True),
     ),

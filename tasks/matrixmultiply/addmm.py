@@ -37,7 +37,9 @@ def _large_right_factor(p):
 
 
 def _product(p, s, **more):
-    return p.like(s | {"*": p.broadcast((s["M"], s["N"]))}, {"beta": p.real(-2, 2), "alpha": p.real(-2, 2)}, draw=Normal(scale=0.2),
+    # Few rows: all of input, so that each row has elements of its own.
+    shape = (s["M"], s["N"]) if s["M"] == 2 else p.broadcast((s["M"], s["N"]))
+    return p.like(s | {"*": shape}, {"beta": p.real(-2, 2), "alpha": p.real(-2, 2)}, draw=Normal(scale=0.2),
                   draws=balanced(p, "mat2", "mat1", 0.2), where=lambda c: not c.dtypes, **more)  # fmt: skip
 
 
@@ -66,8 +68,8 @@ def _of_size(p, numbers):
         _case(2, 2, 2),
         _case(3, 4, 5, (5,), {"beta": 0.5, "alpha": 2.0}),
         _case(64, 96, 80, args={"beta": -1.5}),
-        # Many rows: kernels walk the tiles in groups of rows, of which the last one is not full.
-        _case(270, 3, 40),
+        # Many rows: kernels walk the tiles in groups of rows, of which the last one is not full. Results of one product.
+        _case(270, 1, 520),
         _case(2, 1030, 9, args={"beta": 0}, draws={"input": Constant(float("nan"))}, layouts={"mat2": "transposed"}, out=True),
         _case(64, 96, 80, (64, 1), {"alpha": 0.3}, draw=Outlier()),
         _case(33, 130, 57, (), {"beta": 2, "alpha": -1}, out=True),

@@ -57,8 +57,8 @@ def _axes(p):
         _case((3,), (3,), 1, 3),
         _case((2, 2), (2, 2), ((1,), (0,)), 2),
         _case((60, 130), (130, 40), 1, 130),
-        # Many rows: kernels walk the tiles in groups of rows, of which the last one is not full.
-        _case((270, 3), (3, 40), 1, 3),
+        # Many rows: kernels walk the tiles in groups of rows, of which the last one is not full. Results of one product.
+        _case((270, 1), (1, 520), 1, 1),
         Case({"*a": (7, 5, 6), "*b": (5, 6, 9), "K": 30}, {"dims": 2}, draw=Uniform(0.5, 40)),
         _case((4, 5, 6), (6, 4, 7), ((0, 2), (1, 0)), 24),
         _case((5, 8, 3), (7, 3, 11), ((-1,), (1,)), 3),

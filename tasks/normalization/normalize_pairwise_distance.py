@@ -1,6 +1,7 @@
 """normalization/normalize_pairwise_distance."""
 
 import torch
+from kbx_env.tasks._varied import UNIT_AXIS
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Cost, Literal, Normal, Outlier, Paper, T, Uniform, task
@@ -54,8 +55,10 @@ def _long(p, long):
         ),
         Case({"*": (5, 20), "D": 8}, {"eps_distance": 1e-3}, draw=Normal(scale=1e-4)),
         Case({"*": (0, 20), "D": 1}),
+        # 2**17 distances: kernels share each of 515 norms between two programs, and join them in two programs.
+        Case({"*": (256, 515), "D": 1}, {"dim_norm": 0}),
         # Contiguous, but the axis of length 1 has a stride of its own.
-        Case({"*": (5, 1, 37), "D": 4}, {"dim_norm": 2}, layouts=dict.fromkeys(("x1", "x2"), layout((1, 0, 2, 3), (1, 1, 1, 1)))),
+        Case({"*": (5, 1, 37), "D": 4}, {"dim_norm": 2}, layouts=dict.fromkeys(("x1", "x2"), UNIT_AXIS)),
         Case({"*": (5, 4, 6), "D": 7}, {"dim_norm": 0}, layouts=dict.fromkeys(("x1", "x2"), layout((2, 1, 0, 3), (1, 1, 1, 1)))),
         Case({"*": (7, 101), "D": 19}, {"p_norm": 1, "eps_distance": 0.1, "keepdim": True}, held=True),
         Case({"*": (3, 5, 31), "D": 130}, {"p_distance": 1.5, "dim_norm": 2}, draw=Outlier(), held=True),

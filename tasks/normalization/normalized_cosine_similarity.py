@@ -21,13 +21,16 @@ ONE = {"p_norm": 1}
         Case({"*": (1, 3)}, {"dim": 0} | ONE),
         Case({"*": (5, 2)}, {"eps_norm": 1e-9, "eps_similarity": 1e-3}, draw=Normal(scale=1e-10)),
         Case({"*": (256, 128)}, draw=Outlier()),
-        Case({"*": (256, 128)}, {"dim": 0} | ONE),
+        # 2**17 elements: kernels share each column between two programs.
+        Case({"*": (128, 1030)}, {"dim": 0} | ONE),
         Case({"*": (128, 300)}, {"dim": -1} | ONE, draw=Uniform(-1, 3)),
         # With p_norm > 1 a norm shows in the result only where eps_similarity is larger.
         Case({"*": (128, 300)}, {"p_norm": 3, "eps_similarity": 3.0}),
         Case({"*": (64, 130)}, {"eps_norm": 20.0, "eps_similarity": 0.9}),
         Case({"*": (64, 130)}, {"eps_similarity": 0.1} | ONE),
         Case({"*": (3, 20001)}, {"dim": 1}, draw=Uniform(-1, 2)),
+        # Columns of so many parts that a block holds the states of few of them.
+        Case({"*": (8201, 17)}, {"dim": 0}, draw=Uniform(-1, 2)),
         Case({"*": (5, 37, 6)}, {"dim": 1, "eps_similarity": 1.25}),
         Case({"*": (5, 7, 30)}, {"dim": -1, "p_norm": 3}, draw=Outlier()),
         Case({"*": (33, 65)}, {"dim": 0}, layouts={"x1": "transposed"}),

@@ -1,6 +1,6 @@
 """optimizer/AdamW."""
 
-from kbx_env.tasks._varied import LARGE, elementwise, sizes
+from kbx_env.tasks._varied import LARGE, elementwise, sizes, small_steps
 
 from kbx_env.spec.criteria import Close
 from kbx_env.spec.task import Case, Constant, Cost, HalfNormal, Normal, Paper, T, task
@@ -8,11 +8,6 @@ from kbx_env.spec.task import Case, Constant, Cost, HalfNormal, Normal, Paper, T
 LATER = {"exp_avg": Normal(scale=0.1), "exp_avg_sq": HalfNormal(offset=0, scale=0.01)}
 FIRST = {"exp_avg": Constant(0), "exp_avg_sq": Constant(0)}
 OTHER = {"lr": 0.05, "beta1": 0.8, "beta2": 0.95, "eps": 1e-3, "weight_decay": 0.3}
-
-
-def _small_steps(case):
-    """A step of 1.0 after large gradients shows whether 1 - beta2 is an fp32 number: no other case tells that."""
-    return case.args.get("lr", 0.001) < 0.1
 
 
 @task(
@@ -55,7 +50,7 @@ def _small_steps(case):
             },
             draws={"exp_avg": Normal(scale=0.1), "exp_avg_sq": HalfNormal(0, 0.01)},
         ),
-        *sizes(lambda p: {"*": p.shape(2, 3, 60)}, draws=LATER | {"grad": LARGE}, where=_small_steps),
+        *sizes(lambda p: {"*": p.shape(2, 3, 60)}, draws=LATER | {"grad": LARGE}, where=small_steps),
     ),
     timed=tuple(Case({"*": (1 << k,)}, {"step": 1}, draws=LATER) for k in (22, 24, 26)),
 )

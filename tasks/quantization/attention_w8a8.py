@@ -5,7 +5,7 @@ from kbx_env.tasks._schemes import int8_symmetric, jump, operand, report_slack, 
 from kbx_env.tasks._varied import longs, sizes
 
 from kbx_env.spec.criteria import QuantizationScheme
-from kbx_env.spec.task import Case, Constant, Cost, Literal, Normal, Outlier, Paper, T, task
+from kbx_env.spec.task import Case, Constant, Cost, Literal, Normal, Outlier, Paper, T, Uniform, task
 
 
 def _case(b, s, d, **more):
@@ -32,7 +32,8 @@ def _eager(query, key, value):
         _case(
             1, 2, 2, draws={"query": Literal(1, 2, -1, 0), "key": Literal(3, 1, 0, 2), "value": Literal(1, -2, 4, 8)}
         ),
-        _case(2, 48, 32),
+        # All scores are negative: keys that are none would have the largest one.
+        _case(2, 48, 32, draws={"query": Uniform(-1.5, -0.5), "key": Uniform(0.5, 1.5)}),
         _case(1, 100, 64, draw=Outlier(p=0.01, scale=10)),
         _case(3, 33, 40, draws={"query": Normal(scale=3)}),
         _case(1, 130, 16, draws={"value": Normal(scale=1e-6)}),

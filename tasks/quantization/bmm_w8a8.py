@@ -40,8 +40,8 @@ def _case(b, m, k, n, **more):
         _case(3, 29, 190, 40, draw=Normal(scale=7), held=True),
     ),
     varied=(
-        # Many results of few products each.
-        sizes(lambda p: {"B": 1, "M": p.whole(521, 540), "K": p.among(1, p.whole(2, 20)), "N": p.whole(521, 540)}),
+        # 2**17 results of one product each.
+        sizes(lambda p: {"B": 1, "M": p.whole(364, 380), "K": 1, "N": p.whole(364, 380)}),
         sizes(
             longs(
                 {"B": (1, 2), "M": (2, 6), "K": (2, 20), "N": (2, 6)},

@@ -6,6 +6,7 @@ from kbx_env.tasks._varied import LARGE_IMAGE, convs
 
 from kbx_env.spec.criteria import QuantizationScheme
 from kbx_env.spec.task import Case, Choice, Constant, Cost, Normal, Outlier, Paper, T, task
+from kbx_env.spec.varied import layout
 
 IMAGE = {"N": 2, "C": 8, "H": 10, "W": 12, "O": 16, "R": 3, "S": 3}
 BIAS = ("bias",)
@@ -19,7 +20,7 @@ def _layer(n, c, size, o):
     return Case({"N": n, "C": c, "H": size, "W": size, "O": o, "R": 3, "S": 3}, {"padding": 1})
 
 
-LARGE = LARGE_IMAGE | {"C": 30, "D": 30, "H": 133, "W": 133}
+LARGE = LARGE_IMAGE | {"C": 30, "D": 30}
 """Fewer channels than a block of the depth has."""
 
 
@@ -50,7 +51,7 @@ LARGE = LARGE_IMAGE | {"C": 30, "D": 30, "H": 133, "W": 133}
         Case(IMAGE | {"N": 3}, draws={"input": Choice(0, 0.5, 1, -1, 0.25), "weight": Choice(0, 0.3, 1, -1, 0.7)}),
         Case(IMAGE | {"N": 1, "C": 3, "H": 3, "W": 3, "O": 1}),
         Case({"N": 1, "C": 460, "H": 4, "W": 4, "O": 3, "R": 3, "S": 3}, given=BIAS),
-        Case(IMAGE | {"C": 70, "R": 1, "S": 1, "H": 4, "W": 4}, layouts={"weight": "transposed"}),
+        Case(IMAGE | {"C": 70, "R": 1, "S": 1, "H": 4, "W": 4}, layouts={"weight": layout((1, 0, 2, 3), (1, 1, 1, 1))}),
         # Many results of few channels.
         Case({"N": 1, "C": 4, "H": 24, "W": 24, "O": 1000, "R": 1, "S": 1}),
         Case(IMAGE | {"N": 3, "C": 21, "O": 9, "H": 9}, {"padding": 1, "stride": 2}, given=BIAS, draw=Normal(scale=7), held=True),

@@ -22,8 +22,8 @@ from kbx_env.spec.task import Case, Choice, Constant, Cost, Literal, Normal, Out
         Case({"M": 32, "K": 256, "N": 128}, draw=Normal(clamp=10)),
         Case({"M": 64, "K": 128, "N": 64}, draw=Outlier(p=0.01, clamp=10)),
         Case({"M": 17, "K": 77, "N": 33}, draw=Outlier(p=0.01, scale=1000)),
-        # Many rows: kernels walk the tiles in groups of rows, of which the last one is not full.
-        Case({"M": 296, "K": 8, "N": 40}),
+        # Many rows: kernels walk the tiles in groups of rows, of which the last one is not full. Results of one product.
+        Case({"M": 296, "K": 1, "N": 445}),
         Case({"M": 40, "K": 96, "N": 50}, layouts={"input": "transposed", "weight": "transposed"}),
         Case({"M": 9, "K": 130, "N": 20}, draw=Normal(scale=1e-6)),
         Case({"M": 16, "K": 32, "N": 16}, draws={"input": Constant(0)}),

@@ -29,8 +29,11 @@ def _eager(input_tensor, dim, keepdim=False):
         Case({"*": (2, 3)}, {"dim": 1}, draw=Ints(-5, 5), dtypes=LONG),
         Case({"*": (2, 2, 3)}, {"dim": 1, "keepdim": True}, draw=Ints(-(2**62), 2**62), dtypes=LONG),
         Case({"*": (50, 12)}, {"dim": 1}, draw=Ints(2**62 - 40, 2**62), dtypes=LONG),
-        Case({"*": (128, 256)}, {"dim": 0}),
+        # 2**17 elements: kernels share each column between two programs.
+        Case({"*": (128, 1030)}, {"dim": 0}),
         Case({"*": (128, 256)}, {"dim": 1}, draw=Outlier()),
+        # Columns of so many parts that a block holds the states of few of them.
+        Case({"*": (8201, 17)}, {"dim": 0}),
         Case({"*": (8, 16, 32)}, {"dim": 1, "keepdim": True}),
         Case({"*": (8, 16, 32)}, {"dim": -1}, draw=Ints(0, 4)),
         Case({"*": (5, 3001)}, {"dim": 1}, draw=Ints(0, 40), dtypes=HALF),

@@ -22,11 +22,14 @@ F32, F64 = ({"dtype": DtypeArg(d)} for d in ("f32", "f64"))
     cases=(
         Case({"*": (2, 3)}, {"dim": 0}, draw=Literal(1, 2, 3, 4, 5, 6.5)),
         Case({"*": (2, 2)}, {"dim": 0} | F32, **INT),
-        Case({"*": (128, 300)}, {"dim": 0}, draw=Normal(mean=3)),
+        # 2**17 elements: kernels share each column between two programs.
+        Case({"*": (256, 515)}, {"dim": 0}, draw=Normal(mean=3)),
         Case({"*": (128, 300)}, {"dim": 1, "keepdim": True}, draw=Outlier(scale=1000)),
         Case({"*": (8, 16, 300)}, {"dim": (0, 2)}, draw=Uniform(-1, 4)),
         Case({"*": (8, 16, 300)}, {"dim": (0, 1), "keepdim": True}),
         Case({"*": (3, 40001)}, {"dim": -1}, draw=Normal(mean=1)),
+        # Columns of so many parts that a block holds the states of few of them.
+        Case({"*": (16401, 17)}, {"dim": 0}, draw=Normal(mean=1)),
         Case({"*": (5, 37, 6)}, {"dim": 1} | F64),
         Case({"*": (70, 133)}, {"dim": 1} | F64, **INT),
         Case({"*": (70, 133)}, {"dim": (1, 0)} | F32, **INT),

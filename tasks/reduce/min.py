@@ -1,11 +1,10 @@
 """reduce/min."""
 
 import torch
-from kbx_env.tasks._varied import HIGHEST, TINY, long_axis, reduced, sizes
+from kbx_env.tasks._varied import HIGHEST, TINY, UNIT_AXIS, long_axis, reduced, sizes
 
 from kbx_env.spec.criteria import Exact
 from kbx_env.spec.task import Case, Choice, Constant, Cost, Distinct, Ints, Normal, Outlier, Paper, T, Uniform, task
-from kbx_env.spec.varied import layout
 
 LONG = {"input_tensor": "i64"}
 INF, NAN = float("inf"), float("nan")
@@ -29,12 +28,15 @@ def _eager(input_tensor, dim, keepdim=False):
         Case({"*": (2, 3)}, {"dim": 0}, draw=Distinct(), dtypes=LONG),
         Case({"*": (2, 3)}, {"dim": 1}, draw=Ints(-5, 5), dtypes=LONG),
         Case({"*": (2, 2, 3)}, {"dim": 2, "keepdim": True}, draw=Ints(-(2**62), 2**62), dtypes=LONG),
-        Case({"*": (128, 256)}, {"dim": 0}),
+        # 2**17 elements: kernels share each column between two programs.
+        Case({"*": (128, 1030)}, {"dim": 0}),
         Case({"*": (128, 256)}, {"dim": 1}, draw=Outlier()),
         Case({"*": (8, 16, 32)}, {"dim": 1, "keepdim": True}),
         Case({"*": (8, 16, 32)}, {"dim": -1}, draw=Ints(0, 4)),
         Case({"*": (5, 3001)}, {"dim": 1}, draw=Ints(-40, 0)),
         Case({"*": (3, 40001)}, {"dim": 1}, draw=Ints(0, 9000)),
+        # Columns of so many parts that a block holds the states of few of them.
+        Case({"*": (8201, 17)}, {"dim": 0}),
         Case({"*": (9, 70)}, {"dim": 1}, draw=Choice(-INF, -1.0, 3.0, INF)),
         Case({"*": (9, 60)}, {"dim": 1}, draw=Choice(-0.0, 1.0, 3.0, INF)),
         Case({"*": (30, 41)}, {"dim": -1}, draw=Choice(*[0.5] * 30, -1.0, NAN)),
@@ -44,7 +46,7 @@ def _eager(input_tensor, dim, keepdim=False):
         Case({"*": (7, 41, 30)}, {"dim": 1}, layouts={"input_tensor": "strided"}, draw=Ints(-9, 30), dtypes=LONG),
         Case({"*": (3, 0, 4)}, {"dim": 0}),
         # Contiguous, but the axis of length 1 has a stride of its own.
-        Case({"*": (5, 1, 37, 4)}, {"dim": 3}, layouts={"input_tensor": layout((1, 0, 2, 3), (1, 1, 1, 1))}),
+        Case({"*": (5, 1, 37, 4)}, {"dim": 3}, layouts={"input_tensor": UNIT_AXIS}),
         Case({"*": (6, 5, 173)}, {"dim": -1, "keepdim": True}, draw=Ints(0, 30), held=True),
         Case({"*": (5, 173, 7)}, {"dim": 1}, draw=Ints(-(10**12), 10**12), dtypes=LONG, held=True),
     ),

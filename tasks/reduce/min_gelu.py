@@ -39,10 +39,13 @@ def _eager(input, dim=None, keepdim=False, approximate="none", out=None):
         Case({"*": (4097,)}, TANH, draw=Uniform(-4, -0.9)),
         Case({"*": (3001,)}, TANH, draw=Normal(mean=-0.75, scale=1e-3), out=True),
         Case({"*": (128, 256)}, {"dim": 1}, draw=Uniform(0.1, 3)),
-        Case({"*": (128, 256)}, {"dim": 0, "keepdim": True}, draw=UP),
+        # 2**17 elements: kernels share each column between two programs.
+        Case({"*": (128, 1030)}, {"dim": 0, "keepdim": True}, draw=UP),
         Case({"*": (128, 6)}, {"dim": -1} | TANH, draw=APART),
         Case({"*": (5, 37, 6)}, {"dim": 1}, draw=APART),
         Case({"*": (3, 20001)}, {"dim": 1} | TANH, draw=Uniform(0.1, 3)),
+        # Columns of so many parts that a block holds the states of few of them.
+        Case({"*": (8201, 17)}, {"dim": 0} | TANH, draw=Uniform(0.1, 3)),
         Case({"*": (40, 50)}, draw=Outlier(0.01, 30)),
         Case({"*": (33, 20)}, {"dim": 0}, draw=APART, layouts={"input": "transposed"}),
         Case({"*": (5, 4, 6, 7)}, {"dim": 0}, draw=APART, layouts={"input": "transposed"}),

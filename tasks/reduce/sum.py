@@ -33,9 +33,14 @@ def _converted(p):
         Case({"*": (2, 2)}, {"dim": 1} | F64, draw=Uniform()),
         Case({"*": (16, 64, 128)}, {"dim": (1, 2)}),
         Case({"*": (16, 64, 128)}, {"dim": (0, -1), "keepdim": True}, draw=Outlier()),
-        Case({"*": (128, 300)}, {"dim": 0}, draw=Normal(mean=3)),
+        # 2**17 elements: kernels share each column between two programs.
+        Case({"*": (256, 515)}, {"dim": 0}, draw=Normal(mean=3)),
         Case({"*": (128, 300)}, {"dim": 1, "keepdim": True}, draw=Outlier(scale=1000)),
         Case({"*": (3, 40001)}, {"dim": -1}, draw=Normal(mean=1)),
+        # Columns of so many parts that a block holds the states of few of them.
+        Case({"*": (16401, 17)}, {"dim": 0}, draw=Normal(mean=1)),
+        # Two runs of axes, the outer one of length 2.
+        Case({"*": (2, 5, 9)}, {"dim": (0, 2)}),
         Case({"*": (5, 37, 6)}, {"dim": 1}, **LONG),
         Case({"*": (70, 33)}, {"dim": 0, "dtype": DtypeArg("f32")}, draw=Ints(-99, 99), dtypes={"input": "i64"}),
         Case({"*": (70, 330)}, {"dim": 1} | F64, draw=Outlier()),

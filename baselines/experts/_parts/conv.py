@@ -90,7 +90,7 @@ def conv(
         return y
     w = weight.permute(0, 2, 3, 1).contiguous()
     extra = y if e is None else e.expand(N, O, HO, WO)
-    shallow, few = K <= 48, max(y.numel(), input.numel()) < 1 << 19
+    shallow, few = K <= 48, max(y.numel(), input.numel()) < 1 << 17
     BM, BN, BK, warps = (128, 64, 32, 4) if pixels * OG >= 1 << 20 else (64, 32, 32, 4)
     if OG >= 256 and pixels * OG >= 1 << 21:
         BM, BN, warps = 128, 128, 8

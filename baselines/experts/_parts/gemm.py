@@ -45,12 +45,12 @@ def _gemm(
 
 @triton.jit
 def _thin(
-    a, b, c, bias, e, f, N, K, am, ak, bk, bn, cm, cn, em, en, fm, fn, s, t,
+    a, b, c, bias, e, f, M, N, K, am, ak, bk, bn, cm, cn, em, en, fm, fn, s, t,
     MODE: tl.constexpr, BIAS: tl.constexpr, E: tl.constexpr, F: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """One row of a: a product of vectors for every column of b, which is read once."""
-    m = tl.program_id(1)
-    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    """One row of a: a product of vectors for every column of b. Programs of the same columns follow each other."""
+    m = (tl.program_id(0) % M).to(tl.int64)
+    n = tl.program_id(0) // M * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
     acc = tl.zeros((BN, BK), tl.float32)
     pb = b + n[:, None].to(tl.int64) * bn
@@ -62,7 +62,7 @@ def _thin(
     shift = tl.load(bias + n, mask=inside, other=0.0).to(tl.float32) if BIAS else tl.zeros((BN,), tl.float32)
     u = tl.load(e + m * em + n * en, mask=inside, other=0.0).to(tl.float32) if E else 0.0
     v = tl.load(f + m * fm + n * fn, mask=inside, other=0.0).to(tl.float32) if F else 0.0
-    where = m.to(tl.int64) * N + n
+    where = m * N + n
     tl.store(c + m * cm + n * cn, epilogue(tl.sum(acc, 1), shift, u, v, where, s, t, MODE), mask=inside)
 
 
@@ -95,8 +95,8 @@ def gemm(a, b, bias=None, e=None, f=None, out=None, s=0.0, t=0.0, mode=0, dtype=
     options = {"MODE": mode, "BIAS": bias is not None, "E": extra[0] is not None, "F": extra[1] is not None}
     bias = a if bias is None else bias.contiguous()
     if batch == 1 and M <= 2 and K >= 1024 and b.stride(1) == 1:
-        _thin[(triton.cdiv(N, 4), M)](
-            a, b, flat, bias, e, f, N, K, *a.stride()[1:], *b.stride()[1:], *flat.stride()[1:], *e.stride()[1:],
+        _thin[(triton.cdiv(N, 4) * M,)](
+            a, b, flat, bias, e, f, M, N, K, *a.stride()[1:], *b.stride()[1:], *flat.stride()[1:], *e.stride()[1:],
             *f.stride()[1:], s, t, **options, BN=4, BK=1024, num_warps=8,
         )  # fmt: skip
         return c if target is c else c.copy_(target)
@@ -111,7 +111,7 @@ def gemm(a, b, bias=None, e=None, f=None, out=None, s=0.0, t=0.0, mode=0, dtype=
         if M > 32 and triton.cdiv(M, tile[0]) * triton.cdiv(N, tile[1]) * batch >= 128:
             BM, BN, BK, warps = tile
             break
-    few = max(a.numel(), b.numel(), c.numel()) < 1 << 19
+    few = max(a.numel(), b.numel(), c.numel()) < 1 << 17
     kernel = _gemm_any if few else _gemm
     kernel[(triton.cdiv(M, BM) * triton.cdiv(N, BN) * batch,)](
         a, b, flat, bias, e, f, M, N, K, *a.stride(), *b.stride(), *flat.stride(), *e.stride(),

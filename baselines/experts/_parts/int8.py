@@ -106,7 +106,7 @@ def gemm8(qa, sa, qb, sb):
     N = qb.shape[1]
     y = torch.empty((B, M, N), dtype=torch.float32, device=qa.device)
     if y.numel():
-        few = max(qa.numel(), qb.numel(), y.numel()) < 1 << 18
+        few = max(qa.numel(), qb.numel(), y.numel()) < 1 << 17
         BM, BN, BK, warps = 32, 32, 64, 4
         for tile in ((128, 256, 128, 8), (128, 128, 128, 8), (64, 64, 128, 4)):
             if triton.cdiv(M, tile[0]) * triton.cdiv(N, tile[1]) * B >= 128:

@@ -30,7 +30,7 @@ def matvec(a, x, e=None, dtype=None, s=0.0, t=0.0, mode=0):
     extra = y if e is None else e.expand(N)
     if N:
         BN, BM = (4, 1024) if M >= 1024 else (16, 64)
-        kernel = _matvec if N * M >= 1 << 19 else _matvec_any
+        kernel = _matvec if N * M >= 1 << 17 else _matvec_any
         kernel[(triton.cdiv(N, BN),)](
             a, x, y, extra, N, M, *a.stride(), x.stride(0), extra.stride(0), s, t, MODE=mode, E=e is not None, BN=BN, BM=BM,
             num_warps=8 if M >= 1024 else 4,

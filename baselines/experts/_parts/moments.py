@@ -79,7 +79,7 @@ def standardise(
     y = x if out is None else out
     if x.numel() == 0:
         return y
-    few = x.numel() < 1 << 19
+    few = x.numel() < 1 << 17
     SIZE = min(4096, max(32, triton.next_power_of_2(A * L)))
     SIZE = 1024 if few else SIZE
     chunks, merge, apply = (_chunks_any, _merge_any, _apply_any) if few else (_chunks, _merge, _apply)

@@ -150,7 +150,7 @@ def reduce(x, dims, *, states, dtypes, w=None, keepdim=False, outs=None, s=0.0, 
         else:
             BC = _least(128, triton.next_power_of_2(columns))
             BN = _most(1, _least(elements // BC, triton.next_power_of_2(n)))
-        few = x.numel() < 1 << 19 if few is None else few
+        few = x.numel() < 1 << 17 if few is None else few
         if few:
             BN, BC = (256, 4) if rows else (32, 32)
         grid = triton.cdiv(columns, BC)

@@ -56,7 +56,7 @@ def product_rmsnorm_gelu(a, b, p, eps, training, approximate, out, other=None):
         # An odd seed: no launch is specialised for one divisible by 16.
         seed = torch.randint(0, 2**31 - 1, (1,)).item() | 1 if drop else 0
         minus = z if other is None else other
-        few = z.numel() < 1 << 19
+        few = z.numel() < 1 << 17
         BLOCK = max(256 if few else 1, triton.next_power_of_2(P))
         kernel = _finish_any if few else _finish
         kernel[(B * N,)](

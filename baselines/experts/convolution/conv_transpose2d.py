@@ -80,7 +80,7 @@ def conv_transpose2d(input, weight, bias=None, stride=1, padding=0, output_paddi
         return y
     w = weight.view(groups, CG, OG, R, S) if weight.is_contiguous() else weight.reshape(groups, CG, OG, R, S)
     w = w.permute(0, 3, 4, 2, 1).contiguous()
-    few = max(input.numel(), y.numel()) < 1 << 19
+    few = max(input.numel(), y.numel()) < 1 << 17
     kernel = _transposed_any if few else _transposed
     for a in range(min(sh, HO)):
         for b in range(min(sw, WO)):

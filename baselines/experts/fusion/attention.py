@@ -61,7 +61,7 @@ def attention(q, k, v, causal=False, softmax_scale=None, *, out=None):
         if S <= 128:
             BM, BN = 32, 32
         warps = 8 if BM * BD >= 128 * 128 else 4
-        if q.numel() < 1 << 19:
+        if q.numel() < 1 << 17:
             kernel, kind, BM, BN, BD = _attention_any, 2, 32, 32, max(64, BD)
             warps = BD // 16
         # exp2 is the faster exponential: the factor log2(e) goes into the scale.

@@ -104,7 +104,7 @@ def fused_add_mul_groupnorm(input1, input2, weight, bias, num_groups, eps=1e-5, 
         splits = triton.cdiv(D * S, chunk)
         mean, square, count = (torch.empty((groups * splits,), dtype=x.dtype, device=x.device) for _ in range(3))
         BLOCK = min(4096, max(256, triton.next_power_of_2(D * S)))
-        few = x.numel() < 1 << 19
+        few = x.numel() < 1 << 17
         statistics, normalise = (_statistics_any, _normalise_any) if few else (_statistics, _normalise)
         BLOCK = 1024 if few else BLOCK
         statistics[(groups * splits,)](

@@ -44,7 +44,7 @@ def fused_cos_avg_pool1d(input, kernel_size, stride=None, padding=0, ceil_mode=F
         BJ = min(1024, triton.next_power_of_2(Lo))
         BR = min(1024 // BJ, triton.next_power_of_2(N * C))
         kernel = _cos_pool
-        if x.numel() < 1 << 19:
+        if x.numel() < 1 << 17:
             kernel, BR, BJ = _cos_pool_any, 16, 64
         kernel[(triton.cdiv(N * C, BR) * triton.cdiv(Lo, BJ),)](
             x, y, N * C, L, Lo, stride, padding, K=kernel_size, ALL=count_include_pad, BR=BR, BJ=BJ, num_warps=4

@@ -39,7 +39,7 @@ def fused_cosine_embedding_loss_with_normalization(input1, input2, target, margi
     rows = reduction == "none"
     BD = min(512, triton.next_power_of_2(D))
     BN = min(2048 // BD, triton.next_power_of_2(max(1, N)))
-    few = input1.numel() < 1 << 19
+    few = input1.numel() < 1 << 17
     if few:
         BN, BD = 8, 128
     programs = triton.cdiv(N, BN)

@@ -103,7 +103,7 @@ def fused_cross_entropy_log_softmax(
     B, C = x.shape
     each, columns = reduction == "none", dim in (0, -2)
     BC = min(8192, triton.next_power_of_2(C))
-    whole, few = BC >= C, x.numel() < 1 << 19
+    whole, few = BC >= C, x.numel() < 1 << 17
     if few:
         whole, BC = False, 256
     BB = max(1, 4096 // BC)

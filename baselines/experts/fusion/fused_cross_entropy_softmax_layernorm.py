@@ -56,7 +56,7 @@ def fused_cross_entropy_softmax_layernorm(
     x = logits
     B, C = x.shape
     each = reduction == "none"
-    few = x.numel() < 1 << 19
+    few = x.numel() < 1 << 17
     BC = max(256 if few else 1, triton.next_power_of_2(C))
     BB = max(1, 4096 // BC)
     programs = triton.cdiv(B, BB)

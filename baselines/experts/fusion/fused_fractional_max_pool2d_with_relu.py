@@ -56,7 +56,7 @@ def fused_fractional_max_pool2d_with_relu(
     if y.numel():
         # An odd seed: no launch is specialised for one divisible by 16.
         seed = torch.randint(0, 2**31 - 1, (1,)).item() | 1
-        kernel = _pool_any if input.numel() < 1 << 19 else _pool
+        kernel = _pool_any if input.numel() < 1 << 17 else _pool
         kernel[(N * C * triton.cdiv(HO * WO, 512),)](
             input,
             y,

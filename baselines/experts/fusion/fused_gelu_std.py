@@ -81,7 +81,7 @@ def fused_gelu_std(input, dim=None, keepdim=False, correction=1, approximate="no
         else:
             BN = min(4096, triton.next_power_of_2(n))
             BO = min(4096 // BN, 64, triton.next_power_of_2(outputs))
-        kernel, few = _pieces, x.numel() < 1 << 19
+        kernel, few = _pieces, x.numel() < 1 << 17
         if few:
             kernel, BO, BN = _pieces_any, 32 if inner > 1 else 4, 32 if inner > 1 else 256
         programs = triton.cdiv(outputs, BO)

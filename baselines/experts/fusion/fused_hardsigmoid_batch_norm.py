@@ -43,7 +43,7 @@ def fused_hardsigmoid_batch_norm(
     weight, bias = (None if v is None else v.contiguous() for v in (weight, bias))
     if training:
         return standardise(x, N, C, S, eps, weight, bias, (running_mean, running_var), momentum, out=y)
-    kernel = _evaluate_any if x.numel() < 1 << 19 else _evaluate
+    kernel = _evaluate_any if x.numel() < 1 << 17 else _evaluate
     kernel[(triton.cdiv(x.numel(), 1024),)](
         x, y, running_mean, running_var, x if weight is None else weight, x if bias is None else bias, x.numel(), C, S,
         running_mean.stride(0), running_var.stride(0), eps, SCALED=weight is not None, SHIFTED=bias is not None,

@@ -42,7 +42,7 @@ def fused_hstack_div(tensors, divisor, *, rounding_mode=None, out=None):
     for size in shape[axis + 1 :]:
         inner *= size
     start, total = 0, shape[axis] * inner
-    kernel = _part_any if y.numel() < 1 << 19 else _part
+    kernel = _part_any if y.numel() < 1 << 17 else _part
     for t in tensors:
         n, width = t.numel(), t.shape[axis] * inner
         if n:

@@ -52,7 +52,7 @@ def fused_mul_add_logsoftmax_dropout_bmm(
     seed = torch.randint(0, 2**31 - 1, (1,)).item() | 1 if drop else 0
     if dim % 3 == 2 and input1.numel():
         z = torch.empty((B, N, M), dtype=input1.dtype, device=input1.device)
-        few = input1.numel() < 1 << 19
+        few = input1.numel() < 1 << 17
         BLOCK = max(256 if few else 1, triton.next_power_of_2(M))
         c = other.expand(B, N, M)
         kernel = _row_any if few else _row

@@ -23,6 +23,6 @@ def fused_mv_logsoftmax_dropout(input, vec, p=0.5, training=True, inplace=False,
     z = matvec(input, vec, dtype=torch.float32)
     drop = training and p > 0
     seed = torch.randint(0, 2**31 - 1, (1,)).item() | 1 if drop else 0
-    few = input.numel() < 1 << 19
+    few = input.numel() < 1 << 17
     y = softmax_along(z, 0, y, log=True, s=float(p), t=seed, mode=int(drop), few=few)
     return y if out is None or out is y else out.copy_(y)

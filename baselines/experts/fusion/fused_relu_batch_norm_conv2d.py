@@ -49,7 +49,7 @@ def fused_relu_batch_norm_conv2d(
         vectors = (running_mean, running_var, bn_weight, bn_bias, bias)
         vectors = [None if v is None else v.contiguous() for v in vectors]
         gain, offset = torch.empty((2, O), dtype=torch.float32, device=weight.device)
-        kernel = _fold_any if input.numel() < 1 << 19 else _fold
+        kernel = _fold_any if input.numel() < 1 << 17 else _fold
         kernel[(triton.cdiv(O, 256),)](
             *vectors, gain, offset, O, eps, WEIGHT=bn_weight is not None,
             SHIFT=bn_bias is not None, BIAS=bias is not None, BLOCK=256,

@@ -90,7 +90,7 @@ def fused_relu_max_pool2d_conv2d(
     BM, BN, BK = (128, 64, 32) if windows * OG >= 1 << 19 else (64, 32, 32)
     if shallow:
         BM, BN = 128, min(32, max(2, triton.next_power_of_2(OG)))
-    kernel, few = _conv_pool, input.numel() < 1 << 19
+    kernel, few = _conv_pool, input.numel() < 1 << 17
     if few:
         kernel, shallow, BM, BN = _conv_pool_any, False, 32, 32
     kernel[(triton.cdiv(windows, BM), triton.cdiv(OG, BN), conv_groups)](

@@ -153,7 +153,7 @@ def fused_repeat_interleave_log_softmax(input, repeats, dim=None, *, output_size
         BN = min(4096 // BI, triton.next_power_of_2(n))
         # Where copies of an element are neighbours in memory, several are stored at once.
         BK = min(4, triton.next_power_of_2(times)) if inner == 1 and not varied else 1
-        few = max(x.numel(), y.numel()) < 1 << 19
+        few = max(x.numel(), y.numel()) < 1 << 17
         if few:
             BK, (BN, BI) = 1, (512, 1) if inner == 1 else (32, 32)
         columns = triton.cdiv(inner, BI) * outer

@@ -86,7 +86,7 @@ def fused_sigmoid_batch_norm(
         return y
     M = x.numel() // N
     S, count = M // C, x.numel() // C
-    few = x.numel() < 1 << 19
+    few = x.numel() < 1 << 17
     sum_up, normalise = (_sums_any, _normalise_any) if few else (_sums, _normalise)
     sums = running_mean
     if training:

@@ -58,7 +58,7 @@ def fused_softmax_log(input, dim=-1, dtype=None):
     if not once:
         BN = 4096 // BI
     kernel = _shares
-    if x.numel() < 1 << 19:
+    if x.numel() < 1 << 17:
         kernel, once = _shares_any, False
         BN, BI = (512, 1) if inner == 1 else (64, 32)
     warps = 4 if BN * BI <= 2048 else 8 if BN * BI <= 8192 else 16

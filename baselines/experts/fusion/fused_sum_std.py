@@ -45,7 +45,7 @@ def fused_sum_std(input, dim=None, keepdim=False, dtype=None, correction=1, out=
     (sums,) = reduce(input, dim, states=(dtype,), dtypes=(dtype,), mode=int(dtype == torch.float64))
     y = torch.empty((), dtype=dtype, device=input.device) if out is None else out
     m = sums.numel()
-    few = input.numel() < 1 << 19
+    few = input.numel() < 1 << 17
     BLOCK = 1024 if few else min(8192, triton.next_power_of_2(m))
     kernel = _spread_any if few else _spread
     kernel[(1,)](sums, y, m, correction, BLOCK=BLOCK, num_warps=16 if BLOCK == 8192 else 4)

@@ -31,7 +31,7 @@ def solve_and_add_scaled_vector(A, b, y, alpha):
         n, width = b.shape
         y = y.expand(n, width)
         sizes, kernel = panel(n, width), _solve_add
-        if max(A.numel(), b.numel()) < 1 << 19:
+        if max(A.numel(), b.numel()) < 1 << 17:
             sizes, kernel = panel(64, 16), _solve_add_any
         # A number passed to a kernel would be rounded to fp32.
         alpha = torch.full((), alpha, dtype=b.dtype, device=b.device)

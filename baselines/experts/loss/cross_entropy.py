@@ -76,7 +76,7 @@ def cross_entropy(input, target, weight=None, ignore_index=-100, reduction="mean
     xb, xc, xs = (*x.stride(), 0)[:3]
     loss = torch.empty(target.shape, dtype=input.dtype, device=input.device)
     share = torch.empty(target.shape, dtype=input.dtype, device=input.device)
-    n, few = B * S, input.numel() < 1 << 19
+    n, few = B * S, input.numel() < 1 << 17
     rows, add_up = (_rows_any, _reduce_any) if few else (_rows, _reduce)
     if n:
         BC = min(1024, triton.next_power_of_2(C))

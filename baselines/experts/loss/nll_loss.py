@@ -59,7 +59,7 @@ def nll_loss(input, target, weight=None, ignore_index=-100, reduction="mean"):
     """Only the picked numbers are read, whatever the strides: no input is copied."""
     B = input.shape[0]
     y = torch.empty((B,) if reduction == "none" else (), dtype=input.dtype, device=input.device)
-    few = input.numel() < 1 << 19
+    few = input.numel() < 1 << 17
     rows, add_up, finish = (_rows_any, _sums_any, _finish_any) if few else (_rows, _sums, _finish)
     weighted = weight is not None
     w = weight if weighted else input

@@ -79,7 +79,7 @@ def batch_norm(input, running_mean, running_var, weight=None, bias=None, trainin
     for size in x.shape[2:]:
         S *= size
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    few = x.numel() < 1 << 19
+    few = x.numel() < 1 << 17
     statistics, normalise = (_statistics_any, _normalise_any) if few else (_statistics, _normalise)
     mean, var = running_mean, running_var
     if training:

@@ -49,7 +49,7 @@ def normalize_pairwise_distance(
     x1, x2, p_distance=2.0, eps_distance=1e-6, keepdim=False, p_norm=2, dim_norm=1, eps_norm=1e-12
 ):
     f = (torch.float32,)
-    few = x1.numel() < 1 << 19
+    few = x1.numel() < 1 << 17
     mode = int(p_distance) if p_distance in (1, 2) else 0
     d = reduce(
         x1, -1, w=x2, states=f, dtypes=f, keepdim=keepdim, s=float(p_distance), t=float(eps_distance), mode=mode

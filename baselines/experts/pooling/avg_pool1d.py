@@ -40,7 +40,7 @@ def avg_pool1d(input, kernel_size, stride=None, padding=0):
         rows = y.numel() // O
         BO = min(1024, triton.next_power_of_2(O))
         BR = min(1024 // BO, triton.next_power_of_2(rows))
-        kernel, few = _pool, x.numel() < 1 << 19
+        kernel, few = _pool, x.numel() < 1 << 17
         if few:
             kernel, BR, BO = _pool_any, 8, 64
         tiles = triton.cdiv(O, BO)

@@ -92,7 +92,7 @@ def conv2d_w8a8(input, weight, bias=None, stride=1, padding=0):
     if y.numel() == 0:
         return y
     K, pixels = C * R * S, N * HO * WO
-    few = max(input.numel(), y.numel()) < 1 << 19
+    few = max(input.numel(), y.numel()) < 1 << 17
     peaks, images, conv8 = (_peaks_any, _images_any, _conv8_any) if few else (_peaks, _images, _conv8)
     qw, scale_w = quantize_lines(weight.permute(0, 2, 3, 1).reshape(1, O, K), few)
     BLOCK = max(1024, triton.next_power_of_2(triton.cdiv(C * H * W, 512)))

@@ -83,7 +83,7 @@ def linear_w4a16(input, weight, bias=None):
     half = K // 2
     q = torch.empty((O, half), dtype=torch.int8, device=input.device)
     scales = torch.empty(O, dtype=torch.float32, device=input.device)
-    few = max(weight.numel(), input.numel()) < 1 << 19
+    few = max(weight.numel(), input.numel()) < 1 << 17
     pack, linear4 = (_pack_any, _linear4_any) if few else (_pack, _linear4)
     BLOCK = 128 if few else min(2048, max(16, triton.next_power_of_2(half)))
     pack[(O,)](weight, q, scales, K, *weight.stride(), BLOCK=BLOCK)

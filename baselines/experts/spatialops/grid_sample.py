@@ -112,7 +112,7 @@ def grid_sample(input, grid, mode="bilinear", padding_mode="zeros", align_corner
         per_image = y.numel() // (N * C)
         pixels = N * per_image
         padding = {"zeros": 0, "border": 1, "reflection": 2}[padding_mode]
-        kernel = _sample_any if max(x.numel(), y.numel()) < 1 << 19 else _sample
+        kernel = _sample_any if max(x.numel(), y.numel()) < 1 << 17 else _sample
         kernel[(triton.cdiv(pixels, 256),)](
             x, g, y, pixels, C, D, H, W, *x.stride(), per_image,
             CUBE=cube, NEAREST=int(mode == "nearest"), PADDING=padding, ALIGN=bool(align_corners), BLOCK=256,

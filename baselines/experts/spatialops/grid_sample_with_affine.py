@@ -95,7 +95,7 @@ def grid_sample_with_affine(input, theta, size, mode="bilinear", padding_mode="z
         BX = min(32, triton.next_power_of_2(OW))
         BY = min(256 // BX, triton.next_power_of_2(OH))
         kernel = _sample
-        if max(input.numel(), y.numel()) < 1 << 19:
+        if max(input.numel(), y.numel()) < 1 << 17:
             kernel, BX, BY = _sample_any, 32, 8
         down, across = triton.cdiv(OH, BY), triton.cdiv(OW, BX)
         padding = {"zeros": 0, "border": 1, "reflection": 2}[padding_mode]

@@ -79,7 +79,7 @@ def interpolate(input, size=None, scale_factor=None, mode="nearest", align_corne
         BX = min(512, triton.next_power_of_2(OW))
         BY = min(1024 // BX, triton.next_power_of_2(OH))
         kernel = _resize
-        if max(input.numel(), y.numel()) < 1 << 19:
+        if max(input.numel(), y.numel()) < 1 << 17:
             kernel, BX, BY = _resize_any, 32, 16
         down, across = triton.cdiv(OH, BY), triton.cdiv(OW, BX)
         kernel[(N * C * down * across,)](
