@@ -57,7 +57,8 @@ def _any_options(p, s, **more):
         # A large image of one channel, most of whose results are cut off: kernels take another path for large tensors.
         Case({"N": 1, "C": 1, "H": 365, "W": 365, "D": 2, "R": 6, "S": 6, "O": 2}, {"padding": 180}),
         # Large by its channels, which are whole blocks.
-        Case({"N": 1, "C": 1024, "H": 12, "W": 11, "D": 3, "R": 5, "S": 5, "O": 3}, {"stride": 2, "padding": 2, "output_padding": 1}),
+        Case({"N": 1, "C": 1024, "H": 12, "W": 11, "D": 3, "R": 5, "S": 5, "O": 3},
+             {"stride": 2, "padding": 2, "output_padding": 1}),
         Case(IMAGE | {"N": 0}),
         Case(IMAGE | {"C": 10, "D": 5, "O": 10, "H": 7, "W": 6}, {"groups": 2, "stride": 2, "padding": 1}, held=True),
     ),
