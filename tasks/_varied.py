@@ -688,7 +688,7 @@ def bmm_rms_norm(**laws: Any) -> tuple[Family, ...]:
 def vector_bmm(
     right: str, args: Callable[[Pick, Mapping[str, Any]], Mapping[str, Any]] | None = None, **fields: Any
 ) -> tuple[Family, ...]:  # fmt: skip
-    """A batch of one product (1, N, M) x (1, M, P) with few rows (``few_rows``).
+    """A batch of one and a batch of two products (B, N, M) x (B, M, P) with few rows (``few_rows``).
 
     Args:
         right: the right factor.
@@ -696,10 +696,10 @@ def vector_bmm(
         **fields: of the case.
 
     Returns:
-        The families: one.
+        The families: two.
     """
     return sizes(
-        lambda p: {"B": 1} | few_rows(p, "N", "M", "P"), args, out=True,
+        (lambda p: {"B": 1} | few_rows(p, "N", "M", "P"), lambda p: {"B": 2} | few_rows(p, "N", "M", "P")), args, out=True,
         **({"layouts": lambda p, s: adjacent(p, 1, right, rank=3)} | fields),
     )  # fmt: skip
 
@@ -750,6 +750,13 @@ def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},), right: str = "other") 
             layouts=adjacent(pick, 0, right),
         )  # fmt: skip
 
+    def vectors(pick: Pick) -> Case:
+        m, k, n = few_rows(pick, "m", "k", "n").values()
+        return pick.like(
+            {"*a": (2, m, k), "*b": (2, k, n), "N": n}, draw=Normal(), draws={}, dtypes=pick.among(*dtypes),
+            layouts=adjacent(pick, 1, right, rank=3),
+        )  # fmt: skip
+
     def wide(pick: Pick) -> Case:
         # 2**17 results of one product each: a kernel without masks along the inner axis shows.
         m, k, n = pick.whole(364, 372), 1, pick.whole(364, 372)
@@ -765,7 +772,7 @@ def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},), right: str = "other") 
         draws = {large: LARGE, small: TINY}
         return pick.like({"*a": (m, k), "*b": (k, n), "N": n}, draws=draws, dtypes=pick.among(*dtypes))
 
-    return batched, long, vector, wide, large_right, lambda pick: scaled(pick, left, right), lambda pick: scaled(pick, right, left)
+    return batched, long, vector, vectors, wide, large_right, lambda pick: scaled(pick, left, right), lambda pick: scaled(pick, right, left)
 
 
 # --- convolutions -------------------------------------------------------------------------------------

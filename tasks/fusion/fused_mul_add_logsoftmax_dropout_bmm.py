@@ -36,8 +36,8 @@ def _large_right_factor(p):
     return _evaluated(p, {"B": 1} | large_factor(p, "N", "M", "P"))
 
 
-def _vector(p):
-    return _evaluated(p, {"B": 1} | few_rows(p, "N", "M", "P"), layouts=adjacent(p, 1, "mat2", rank=3))
+def _vector(p, batch=1):
+    return _evaluated(p, {"B": batch} | few_rows(p, "N", "M", "P"), layouts=adjacent(p, 1, "mat2", rank=3))
 
 
 @task(
@@ -81,6 +81,7 @@ def _vector(p):
             longs({"B": (2, 4), "N": (2, 12), "M": (2, 20), "P": (2, 12)}, {"N": 140, "M": 560, "P": 140}, most=3_000_000),
         ),
         _vector,
+        lambda p: _vector(p, 2),
         _large_right_factor,
         _short_columns,
         *(
