@@ -772,7 +772,8 @@ def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},), right: str = "other") 
         draws = {large: LARGE, small: TINY}
         return pick.like({"*a": (m, k), "*b": (k, n), "N": n}, draws=draws, dtypes=pick.among(*dtypes))
 
-    return batched, long, vector, vectors, wide, large_right, lambda pick: scaled(pick, left, right), lambda pick: scaled(pick, right, left)
+    scales = (lambda pick: scaled(pick, left, right), lambda pick: scaled(pick, right, left))
+    return batched, long, vector, vectors, wide, large_right, *scales
 
 
 # --- convolutions -------------------------------------------------------------------------------------
@@ -821,7 +822,9 @@ def conv_sizes(
     paddings = [pick.whole(0, 2), pick.whole(0, 2)]
     if "O" in long and r * s == 1:
         s = 2  # a norm of the channels takes the size of a single weight away
-    n, c, rows, columns = size("N", 1, 2), size("C", 1, 3), size("P", least, least + 2), size("Q", least, least + 2)
+    # Not a large tensor by chance, for which kernels are compiled once more.
+    n = size("N", 1, 1 if "O" in long else 2)
+    c, rows, columns = size("C", 1, 3), size("P", least, least + 2), size("Q", least, least + 2)
     # The long axis of output channels is shared by the groups.
     o = out_step * max(1, -(-size("O", 1, 2) // (out_step * (g if "O" in long else 1))))
 

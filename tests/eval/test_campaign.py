@@ -45,9 +45,11 @@ def test_kernels_made_from_the_same_function_are_replaced_too() -> None:
 
 @pytest.mark.full
 def test_a_line_that_nothing_executes_makes_no_difference(grader) -> None:
-    # Sources with one more line counted as wrappers, which run in every call.
-    source = made("small inputs dropped", "fusion/fused_conv2d_add")
-    assert len(source.splitlines()) > len((expert_source("fusion/fused_conv2d_add") or "").splitlines())
+    # Sources with one more line counted as wrappers, which run in every call. No large image has whole blocks of channels.
+    expert = expert_source("fusion/fused_conv2d_add") or ""
+    load = "p = tl.load((base + row * xh + col * xw)[:, None] + c[None, :] * xc, mask=inside[:, None], other=0.0)\n"
+    source = expert.replace(load, load + 16 * " " + "p = tl.where(tl.abs(p) > 1e-4, p, 0.0)\n")
+    assert len(source.splitlines()) == len(expert.splitlines()) + 1
     assert not campaign._makes_a_difference("fusion/fused_conv2d_add", source, grader.grade)
 
 
