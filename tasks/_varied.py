@@ -781,7 +781,7 @@ def matmul(dtypes: tuple[Mapping[str, str], ...] = ({},), right: str = "other") 
 
 LONG_CONV: tuple[dict[str, int], ...] = ({"C": 130}, {"O": 130, "P": 140}, {"N": 20, "Q": 140})
 """Long axes of the derived cases of a convolution: each case has few elements, and together all axes are long once."""
-LARGE_IMAGE = {"N": 1, "C": 33, "D": 33, "H": 61, "W": 76, "R": 3, "S": 3, "P": 5, "Q": 6}
+LARGE_IMAGE = {"N": 1, "C": 33, "D": 33, "H": 65, "W": 65, "R": 3, "S": 3, "P": 9, "Q": 9}
 """An image of 2**17 elements, of which few windows are taken: kernels take another path for large tensors. The windows reach
 beyond all sides."""
 LARGE_FLAT_IMAGE = {"N": 1, "C": 5, "D": 5, "H": 166, "W": 166, "R": 3, "S": 3, "P": 12, "Q": 12}
@@ -903,7 +903,7 @@ def convs(
             step = out_step(pick)
             if "H" in axis:
                 axes = {**axis, "O": 3 * step}
-                options = {prefix + "stride": 15, prefix + "padding": 1}
+                options = {prefix + "stride": (axis["H"] + 2 - axis["R"]) // (axis["P"] - 1), prefix + "padding": 1}
                 options |= {prefix + "dilation": 1, prefix + "groups": 1} if groups else {}
             else:
                 axes, options = conv_sizes(pick, axis, prefix=prefix, out_step=step, groups=groups, least=least)

@@ -56,7 +56,7 @@ POOLED = " * ".join((
         *convs(
             lambda p: {"pool_kernel_size": p.among(2, 3), "pool_stride": 1, "pool_padding": p.among(0, 1), "pool_dilation": 1},
             prefix="conv_",
-            long=(LARGE_IMAGE | {"C": 20, "D": 20, "H": 76, "W": 91}, LARGE_FLAT_IMAGE),
+            long=(LARGE_IMAGE | {"C": 20, "D": 20, "H": 81, "W": 81}, LARGE_FLAT_IMAGE),
         ),
     ),
     timed=conv_timed("conv_"),

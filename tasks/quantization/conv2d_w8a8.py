@@ -20,7 +20,7 @@ def _layer(n, c, size, o):
     return Case({"N": n, "C": c, "H": size, "W": size, "O": o, "R": 3, "S": 3}, {"padding": 1})
 
 
-LARGE = LARGE_IMAGE | {"C": 30, "D": 30}
+LARGE = LARGE_IMAGE | {"C": 30, "D": 30, "H": 67, "W": 67}
 """Fewer channels than a block of the depth has."""
 
 
