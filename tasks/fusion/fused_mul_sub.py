@@ -28,6 +28,8 @@ def _case(a, b, c, args=None, **more):
         _case((33, 50), (33, 50), (33, 50), {"other_mul": 2.5}),
         _case((33, 50), (50,), (33, 50), {"other_sub": 0.75, "alpha": -2}),
         _case((33, 50), (33, 1), (33, 50), {"input": -1.5}),
+        # Several blocks along both axes.
+        _case((7, 2100), (2100,), (7, 1), {"alpha": 0.5}),
         _case((7, 31), (), (), {"other_mul": 3, "other_sub": 0.5, "alpha": 0.125}),
         _case((), (7, 31), (), {"input": 2, "other_sub": 1.25}, out=True, layouts={"other_mul": GAPS, "out": GAPS}),
         _case((), (), (7, 31), {"input": 2.0, "other_mul": 1.5, "alpha": 0.3}),
