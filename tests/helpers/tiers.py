@@ -161,7 +161,7 @@ SLOW: dict[str, dict[str, tuple[str, ...]]] = {
     "sandbox/test_runner.py": {"test_one_line_bodies": ("*-rejected-*", "*-runtime_error-*")},
     "tasks/test_varied.py": {
         "test_a_correction_is_below_the_number_of_reduced_elements": ("reduce/std",),
-        "test_arguments_that_name_axes_or_classes_fit_what_is_drawn": ("loss/nll_loss", "math/ifftshift"),
+        "test_arguments_fit_what_is_drawn": ("loss/nll_loss", "math/ifftshift"),
         "test_every_grading_reduces_many_columns_that_are_adjacent_in_memory": ("reduce/mean", "fusion/fused_sum_std"),
     },
     "test_main.py": {"test_an_answer_in_markdown_is_graded_by_its_block": ()},
