@@ -115,6 +115,7 @@ def compared(job: tuple[str, str, str, str | None, str, int]) -> dict[str, Any]:
         for side in runners:
             side.describe()
             side.dry()
+            side.settle()
         with gpu.alone():
             # Sending the values copies them on the GPU, which would disturb what others measure.
             for side in runners:

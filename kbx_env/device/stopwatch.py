@@ -9,6 +9,7 @@ the end event.
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
 import statistics
 import sys
@@ -65,6 +66,8 @@ A submission that returns the same tensor again without writing it returns these
 """
 SWITCH_SECONDS = 5.0
 """Seconds that other threads must wait for the interpreter's lock while a result is copied."""
+LAUNCH_BLOCKS, LAUNCHES, LAUNCH_WAIT_US = 8, 8, 300.0
+"""Blocks of empty kernels, kernels in each, and the device's wait before a block: the host enqueues it within 0.1 ms."""
 
 
 class Stopwatch:
@@ -100,6 +103,8 @@ class Stopwatch:
         self._graph_results: list[tuple[int, Any]] = []  # slot and result of every captured call
         self._now, self._switch_interval = time.perf_counter, (sys.setswitchinterval, sys.getswitchinterval())
         self._autotuners = Autotuners() if guards else None
+        self._frames, self._collector = sys._current_frames, (gc.isenabled, gc.disable, gc.enable)
+        self._launch_us: float | None = None
 
     # --- inputs -------------------------------------------------------------------------------------------
 
@@ -382,6 +387,43 @@ class Stopwatch:
         late = [k for k, (s, us) in enumerate(zip(enqueued, reached, strict=True)) if 1e6 * s > us]
         self._adapt_waits(host, min(driver.elapsed_us(one, start) for one, (start, _) in zip(ready, events, strict=True)))
         return {"us": [driver.elapsed_us(start, end) for start, end in events], "tuned": self.tuned, "late": late}
+
+    def launch(self) -> dict[str, Any]:
+        """Time an empty kernel as calls are timed: what the driver allots to a process makes all of its launches faster or slower.
+
+        Measured once, because it does not change while the process lives.
+
+        Returns:
+            ``us``, the mean of the middle half in microseconds; ``None`` where a submission's thread could disturb it.
+        """
+        if self.guards and len(self._frames()) > 1:
+            return {"us": None}
+        if self._launch_us is None:
+            enabled, disable, enable = self._collector
+            collects = enabled()
+            disable()  # a submission may have a function called at each collection
+            try:
+                us = sorted(u for _ in range(LAUNCH_BLOCKS) for u in self._launches())
+            finally:
+                if collects:
+                    enable()
+            middle = us[len(us) // 4 : len(us) - len(us) // 4]
+            self._launch_us = sum(middle) / len(middle)
+        return {"us": self._launch_us}
+
+    def _launches(self) -> list[float]:
+        """Return the microseconds of a block of empty kernels."""
+        driver = self._driver
+        events = [(driver.event(), driver.event()) for _ in range(LAUNCHES)]
+        self._settle()
+        driver.wait(int(LAUNCH_WAIT_US * CYCLES_PER_US))
+        for k, (start, end) in enumerate(events):
+            driver.fill(self._flush, k, FLUSH_BYTES)
+            driver.record(start)
+            driver.wait(0)
+            driver.record(end)
+        driver.sync()
+        return [driver.elapsed_us(start, end) for start, end in events]
 
     def _adapt_waits(self, host: Sequence[float], covered: float) -> None:
         """Set the waits of the next block: enqueueing may have become faster since the warm-up.

@@ -21,10 +21,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
 from triton.runtime import build
+from triton.runtime._async_compile import FutureKernel
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction, compute_cache_key
 
 from kbx_env.backends.cost.cubin import resources
+from kbx_env.sandbox.compile_ahead import CompileAhead, Pending
 from kbx_env.sandbox.compile_errors import described
 from kbx_env.sandbox.fake_cuda.driver import SHARED_LIMIT, TARGETS, StandInDriver
 from kbx_env.sandbox.handle import Handle, watch
@@ -82,6 +84,7 @@ class Interceptor:
         built: pairs of kernel and target that ``build`` has compiled.
         elsewhere: compiles a description (``sandbox.recipe``) in another process, and returns the kernel's ``key`` and ``text`` or
             an ``error``; ``None`` to compile here.
+        ahead: compiles in threads what is launched in the mode ``ablate`` (CUDA).
         compiling_now: name and description of the specialisation that the compiler works on or has failed at; "" for none.
     """
 
@@ -92,6 +95,7 @@ class Interceptor:
         self.kernels: dict[str, _Compiled] = {}
         self.built: set[tuple[str, str]] = set()
         self.compiling_now = ("", "")
+        self.ahead = CompileAhead()
         self.elsewhere: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None
         self._cache: dict[tuple[int, str], _Compiled] = {}
         self._original = JITFunction.run
@@ -201,12 +205,10 @@ class Interceptor:
             first = _Compiled(fn, signature, constexprs, attrs, opts, _build_options(kwargs, fn))
             first.described = _described(first)
             self.kernels[fn.__name__] = first
-        kernel = self._original(fn, *args, grid=grid, warmup=warmup or ablate, **kwargs)
-        if ablate and kernel is not None:
-            # Before Triton 3.7 the first launch of each signature runs gcc to build a launcher, while others wait for the GPU.
-            # Build it now; Triton caches it.
-            with contextlib.suppress(Exception):  # the launch itself reports an error
-                triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
+        with self.ahead.collecting() if ablate else contextlib.nullcontext():
+            kernel = self._original(fn, *args, grid=grid, warmup=warmup or ablate, **kwargs)
+        if isinstance(kernel, FutureKernel):
+            kernel = Pending(kernel)
         if self.mode != "time" and not warmup:
             if self.mode == "run" and kernel is not None and not self.kernels[fn.__name__].dots:
                 self.kernels[fn.__name__].dots = dot_kinds(kernel.asm.get("ttir", ""))

@@ -19,7 +19,7 @@ _TOOLS = {"ptxas", "ptxas-blackwell", "ld.lld", "gcc", "cc", "clang", "ldconfig"
 _CLOSED = (
     "socket.connect", "socket.bind", "socket.sendto", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn",
     "os.system", "os.kill", "os.killpg", "os.putenv", "os.chmod", "os.chown", "os.link", "os.symlink",
-    "sys.addaudithook", "sys.setprofile", "sys.settrace", "pty.spawn", "gc.get_objects", "gc.get_referrers",
+    "sys.addaudithook", "sys.setprofile", "sys.settrace", "sys.monitoring.", "pty.spawn", "gc.get_objects", "gc.get_referrers",
     "signal.pthread_kill", "resource.", "code.__new__", "cpython.run_command",
 )  # fmt: skip
 _HIDDEN = (

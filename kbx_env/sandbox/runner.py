@@ -279,6 +279,11 @@ class Runner:
         """
         return {"builds": self.interceptor.build(list(header["targets"]))}
 
+    @staticmethod
+    def settle(header: Mapping[str, Any], blobs: list[bytearray]) -> dict[str, Any]:
+        """Wait for the kernels that commands with ``ahead`` have begun to compile, as every other command does (``answer``)."""
+        return {}
+
     def time(self, header: Mapping[str, Any], blobs: list[bytearray]) -> tuple[dict[str, Any], list[bytes]]:
         """Serve a timing command (CUDA only), as ``device/stopwatch.py`` describes them.
 
@@ -318,6 +323,8 @@ class Runner:
                 return watch.replay(int(header["times"]), header.get("turns")), []
             case "measure":
                 return watch.measure(header), []
+            case "launch":
+                return watch.launch(), []
         return self._results(watch, header)
 
     def _results(self, watch: Stopwatch, header: Mapping[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
@@ -356,8 +363,10 @@ class Runner:
         start = time.perf_counter()
         data: list[bytes] = []
         try:
+            if header.get("ahead") is not True:  # no thread compiles while the GPU is used
+                self.interceptor.ahead.settle()
             handler = {
-                "load": self.load, "call": self.call, "build": self.build, "time": self.time,
+                "load": self.load, "call": self.call, "build": self.build, "time": self.time, "settle": self.settle,
             }[header["op"]]  # fmt: skip
             got = handler(header, blobs)
             reply, data = got if isinstance(got, tuple) else (got, [])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 import weakref
 from typing import Any
 
@@ -252,6 +254,38 @@ def test_one_interrupted_call_of_a_block_makes_no_later_one_wait() -> None:
         blocks.measure()
         usual = usual or list(blocks.device.waits)
     assert blocks.device.waits == pytest.approx(usual, abs=1)
+
+
+class Idle(FakeDevice):
+    """An empty kernel takes 3.4 us, and every tenth one is interrupted."""
+
+    count = 0
+
+    def wait(self, cycles: int) -> None:
+        self.count += not cycles
+        assert not gc.isenabled(), "a submission's function may be called at each collection"
+        self.launch(lambda: None, 0.0 if cycles else 40.0 if self.count % 10 == 0 else 3.4)
+
+
+def test_an_empty_kernel_is_timed_once_and_interruptions_do_not_count() -> None:
+    device = Idle()
+    watch = Stopwatch("cpu", device, guards=True)
+    assert [watch.launch()["us"] for _ in range(3)] == [pytest.approx(3.4)] * 3
+    assert device.count == stopwatch.LAUNCH_BLOCKS * stopwatch.LAUNCHES and gc.isenabled()
+
+
+def test_no_empty_kernel_is_believed_beside_a_thread_of_the_submission() -> None:
+    """It could slow the kernel down, and the calls that are timed later would be given the time back."""
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    thread.start()
+    try:
+        assert Stopwatch("cpu", Idle(), guards=True).launch()["us"] is None
+        assert Stopwatch("cpu", Idle()).launch()["us"] == pytest.approx(3.4), "the grader's own threads are its own"
+    finally:
+        stop.set()
+        thread.join()
+    assert Stopwatch("cpu", Idle(), guards=True).launch()["us"] == pytest.approx(3.4)
 
 
 def test_a_slow_call_makes_the_device_wait_longer_before_the_next_ones() -> None:

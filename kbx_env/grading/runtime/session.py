@@ -477,14 +477,18 @@ class RunnerSession:
         return CallResult(args, answer, generator_seed, broken)
 
     def compile_call(self, drawn: DrawnCall) -> None:
-        """Have the runner compile the launches of a call (CUDA), with every launch left out.
+        """Have the runner begin to compile the launches of a call (CUDA), with every launch left out; ``settle`` waits for the end.
 
         It does not take the GPU lock. An error of the call itself is ignored here; the real call reports it.
         """
         with survived():
             # The results are discarded: without launches even their lengths are undefined.
-            header = drawn.header | {"mode": "ablate", "discard": True, "seconds": max(0.1, self.budget.left)}
+            header = drawn.header | {"mode": "ablate", "discard": True, "seconds": max(0.1, self.budget.left), "ahead": True}
             self._ablated(header, drawn.blobs)
+
+    def settle(self) -> None:
+        """Wait until the runner has compiled what it has begun to compile (CUDA). It does not take the GPU lock."""
+        self._ablated({"op": "settle"}, [])
 
     def _ablated(self, header: dict[str, Any], blobs: list[bytes]) -> Any:
         """Make a call without launches: most of its time is compiling."""
@@ -570,6 +574,7 @@ class RunnerSession:
                 drawn = [self.draw_call(case, index, "run", repeat) for repeat in range(needed[index])]
                 self.compile_call(drawn[0])
                 ready.append(drawn)
+            self.settle()
         except Exception as e:
             ended.append(e)
         made: list[list[CallResult] | Exception] = []

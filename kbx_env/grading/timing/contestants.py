@@ -93,6 +93,9 @@ class Contestant(Protocol):
             Device microseconds of each call.
         """
 
+    def launch_us(self) -> float | None:
+        """Return the microseconds of an empty kernel in this process, timed as calls are; ``None`` if not known."""
+
 
 class EagerContestant:
     """Torch eager in the grader's own process, with TF32 off as the tasks' contracts demand.
@@ -156,6 +159,10 @@ class EagerContestant:
         with reference.exact_matmul():
             reply = self.watch.measure({"order": list(order), "turns": windows, "flush": flush, "warm": warm})
         return in_time([float(u) for u in reply["us"]], reply["late"])
+
+    def launch_us(self) -> float | None:
+        """See ``Contestant``."""
+        return self.watch.launch()["us"]
 
 
 class RunnerContestant:
@@ -238,11 +245,16 @@ class RunnerContestant:
         self.session.case_bytes = int(compulsory_work.input_bytes(self.session.task, self.case))
         message = self.session.header(args, 1000)
         header = {"do": "prepare", "slots": [message["args"]], "entry": message["entry"]}
-        self._ask(header | {"positional": message["positional"]}, idle=True)
+        self._ask(header | {"positional": message["positional"], "ahead": True}, idle=True)
 
     def dry(self) -> None:
-        """Compile the kernels that these inputs need, without a launch."""
-        self._ask({"do": "dry"}, seconds=PREPARE_SECONDS, idle=True)
+        """Begin to compile the kernels that these inputs need, without a launch; ``settle`` waits for the end."""
+        self._ask({"do": "dry", "ahead": True}, seconds=PREPARE_SECONDS, idle=True)
+
+    def settle(self) -> None:
+        """Wait until all kernels are compiled that ``dry`` calls of this session have begun with."""
+        self.session.budget.restart(PREPARE_SECONDS)
+        self.session.settle()
 
     def release(self) -> None:
         """Free the inputs and all memory of the runner; no kernel runs."""
@@ -290,6 +302,15 @@ class RunnerContestant:
         if tuned:
             raise _refused("an autotuner measured its configurations again in a timed call")
         return in_time(us, late)
+
+    def launch_us(self) -> float | None:
+        """See ``Contestant``."""
+        reply, _ = self._ask({"do": "launch"})
+        with readable():
+            us = reply["us"] if reply["us"] is None else float(reply["us"])
+        if us is not None and not (math.isfinite(us) and us > 0):
+            raise _refused("an empty kernel that takes no time")
+        return us
 
     def capture(self, result_bytes: int = 0, about_us: float = 0.0, graph_us: float = REPORT.graph_us) -> int:
         """Capture a CUDA graph of calls; their number and slots are drawn in secret.

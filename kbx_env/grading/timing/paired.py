@@ -42,7 +42,7 @@ from kbx_env.grading.timing.contestants import (
 )
 from kbx_env.grading.timing.input_windows import InputWindows, Window
 from kbx_env.grading.timing.precision import BY_NAME, CLEAR_LOG_RATIO, REPORT, Precision
-from kbx_env.grading.timing.ratio import PROCESS_US, Paired, interval, trimmed_mean
+from kbx_env.grading.timing.ratio import LEVELLED_US, PROCESS_US, SHORT_US, Paired, interval, levelled, trimmed_mean
 from kbx_env.grading.timing.roofline import Roofline
 from kbx_env.grading.timing.telemetry import Reading, Telemetry, disturbance, strangers
 from kbx_env.outcome import CaseTime, Timing, Verdict, Violation
@@ -147,6 +147,8 @@ def pair(
     rng = random.Random(secrets.randbits(64))
     drawn: list[Window] | None = None
     pairs, taken, both_us = 1 if about_us > LONG_US else precision.pairs, 0, 0.0
+    shifts: tuple[float, float] | None = None
+    process_us = PROCESS_US
     eager_block = candidate_block = _calls(about_us)
     while len(rounds) < precision.max_rounds:
         moved = not rounds or both_us <= precision.still_us
@@ -168,6 +170,9 @@ def pair(
                 candidate_us = _measure_block(candidate, candidate_block, order, drawn, moved)
                 start += _checked(check, order[:candidate_block], drawn)
             taken += 1
+            if shifts is None:
+                shifts, process_us = _level(eager, candidate, min(*eager_us, *candidate_us))
+            eager_us, candidate_us = [u - shifts[0] for u in eager_us], [u - shifts[1] for u in candidate_us]
             eager_calls += eager_us
             candidate_calls += candidate_us
             both_us = max(eager_us) + max(candidate_us)
@@ -179,19 +184,37 @@ def pair(
         pairs = 1 if both_us > LONG_US else precision.pairs
         if on_round:
             on_round(len(rounds))
-        if _clear(rounds, min(*eager_calls, *candidate_calls), precision):
+        if _clear(rounds, min(*eager_calls, *candidate_calls), process_us, precision):
             break
         if len(rounds) >= precision.min_rounds:
             # Repetition does not average out the noise between processes, so an interval narrower than half of it is
             # pointless.
             fastest = min(float(np.median(eager_calls)), float(np.median(candidate_calls)))
-            enough = max(precision.half_width, 0.5 * 1.96 * PROCESS_US / fastest)
+            enough = max(precision.half_width, 0.5 * 1.96 * process_us / fastest)
             if _half_width(rounds) < enough or time.monotonic() - start > limit:
                 break
     eager_median, candidate_median = float(np.median(eager_calls)), float(np.median(candidate_calls))
-    ratio, low, high = interval(rounds, min(eager_median, candidate_median))
+    ratio, low, high = interval(rounds, min(eager_median, candidate_median), process_us)
     eager_mean = math.exp(sum(eager_blocks) / len(eager_blocks))
     return Paired(eager_median, candidate_median, ratio, low, high, taken, eager_mean)
+
+
+def _level(eager: Contestant, candidate: Contestant, us: float) -> tuple[tuple[float, float], float]:
+    """Measure how fast both processes launch, if their calls are short.
+
+    Args:
+        eager: the baseline.
+        candidate: is compared with it.
+        us: microseconds of the shortest call so far.
+
+    Returns:
+        What is to be taken from eager's and from the candidate's times, and the standard deviation that is left between two
+        processes, in microseconds.
+    """
+    if us > SHORT_US:
+        return (0.0, 0.0), PROCESS_US
+    launches = eager.launch_us(), candidate.launch_us()
+    return levelled(*launches), PROCESS_US if None in launches else LEVELLED_US
 
 
 def _half_width(rounds: Sequence[float]) -> float:
@@ -200,17 +223,18 @@ def _half_width(rounds: Sequence[float]) -> float:
     return (high - low) / 2
 
 
-def _clear(rounds: Sequence[float], fastest_us: float, precision: Precision) -> bool:
+def _clear(rounds: Sequence[float], fastest_us: float, process_us: float, precision: Precision) -> bool:
     """Return whether ``early_rounds`` are enough, because the rounds agree or the ratio is far from 1.
 
     Args:
         rounds: log-ratio of each round.
         fastest_us: the fastest call in microseconds.
+        process_us: standard deviation between two processes in microseconds.
         precision: how narrow the interval shall be.
     """
     if len(rounds) < precision.early_rounds:
         return False
-    centre, least, most = interval(rounds, fastest_us)
+    centre, least, most = interval(rounds, fastest_us, process_us)
     if most < -CLEAR_LOG_RATIO or least > CLEAR_LOG_RATIO:
         return _half_width(rounds) < max(precision.clear_half_width, precision.clear_relative_width * abs(centre))
     return _half_width(rounds) < precision.early_half_width
@@ -299,6 +323,7 @@ def time_task(
     # gets no values, and the GPU is not used.
     for candidate in candidates:
         _with_memory(session, 0.0, partial(_compile, candidate))
+    candidates[-1].settle()
     candidates[-1].release()
 
     reserve = _Reservations(session, memory)
@@ -351,7 +376,7 @@ def time_task(
 
 
 def _compile(candidate: RunnerContestant) -> None:
-    """Compile the kernels that a case needs."""
+    """Begin to compile the kernels that a case needs."""
     candidate.describe()
     candidate.dry()
 

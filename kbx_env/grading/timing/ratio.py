@@ -13,6 +13,12 @@ PROCESS_US = 0.11
 """Standard deviation in microseconds between two fresh processes that time the same kernel. It is the same for kernels
 of 4, 12 and 36 us. Moving the buffers, warm code, or several calls between two readings do not reduce it: it depends on
 what the driver allots to a process. Measured on an H200 (docs/measurements)."""
+LEVELLED_US = 0.045
+"""The same once both processes' times are ``levelled``."""
+SHORT_US = 100.0
+"""Calls that take longer need not be levelled: 0.1 us is a thousandth of them."""
+MAX_LAUNCH_GAP_US = 0.3
+"""Most microseconds by which the launches of two processes differ; more is not levelled."""
 MAX_SKEW = 1.25
 """Largest factor between eager's median call and the mean of its blocks."""
 
@@ -55,22 +61,41 @@ class Paired:
         return replace(self, log_ratio=ratio, low=ratio - (self.log_ratio - self.low), high=max(self.high, ratio))
 
 
-def interval(rounds: Sequence[float], us: float) -> tuple[float, float, float]:
+def levelled(eager_us: float | None, candidate_us: float | None) -> tuple[float, float]:
+    """Return what is to be taken from the times of both, so that neither gains by how fast its process launches kernels.
+
+    An empty kernel takes longer in one process than in another, and every call of that process takes longer by as much.
+
+    Args:
+        eager_us: microseconds of an empty kernel in eager's process; ``None`` if not known.
+        candidate_us: the same in the candidate's process.
+
+    Returns:
+        Microseconds for eager and for the candidate: half of the difference each, with opposite signs.
+    """
+    if eager_us is None or candidate_us is None:
+        return 0.0, 0.0
+    gap = max(-MAX_LAUNCH_GAP_US, min(MAX_LAUNCH_GAP_US, eager_us - candidate_us))
+    return gap / 2, -gap / 2
+
+
+def interval(rounds: Sequence[float], us: float, process_us: float = PROCESS_US) -> tuple[float, float, float]:
     """Return the mean of the rounds' log-ratios and its 95 % interval.
 
-    The half-width is Student's t over the rounds and, in quadrature, ``PROCESS_US``: noise that no repetition in the
+    The half-width is Student's t over the rounds and, in quadrature, ``process_us``: noise that no repetition in the
     same two processes averages out.
 
     Args:
         rounds: log-ratio of each round.
         us: microseconds of a call; ``math.inf`` to leave out the noise between processes.
+        process_us: standard deviation between two processes in microseconds.
 
     Returns:
         Mean, lower end and upper end, in log units.
     """
     x = np.asarray(rounds)
     spread = float(x.std(ddof=1)) / math.sqrt(len(x)) if len(x) > 1 else math.inf
-    half = math.hypot(float(stdtrit(max(1, len(x) - 1), 0.975)) * spread, 1.96 * PROCESS_US / us)
+    half = math.hypot(float(stdtrit(max(1, len(x) - 1), 0.975)) * spread, 1.96 * process_us / us)
     return float(x.mean()), float(x.mean()) - half, float(x.mean()) + half
 
 

@@ -208,8 +208,8 @@ def test_what_came_before_a_failing_call_on_a_gpu_counts(error: Exception, monke
         yield
 
     talk = SimpleNamespace(
-        engine=None, draw_call=lambda case, index, mode, repeat: index, compile_call=lambda drawn: None, make_call=made,
-        gpu=SimpleNamespace(using=using),
+        engine=None, draw_call=lambda case, index, mode, repeat: index, compile_call=lambda drawn: None, settle=lambda: None,
+        make_call=made, gpu=SimpleNamespace(using=using),
     )  # fmt: skip
     assert RunnerSession.at_once(talk, TASK.cases[:5], [1] * 5) == [[0], [1], error] and done == [0, 1]  # type: ignore[arg-type]
     assert shared == ["in"]

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 from fake_device import FakeDevice
+from hypothesis import given
+from hypothesis import strategies as st
 from puppet import puppet_session
 
 from kbx_env.device.driver import KEPT_BYTES
@@ -20,7 +22,7 @@ from kbx_env.device.stopwatch import Stopwatch
 from kbx_env.errors import SandboxError
 from kbx_env.grading import compulsory_work, inputs
 from kbx_env.grading.runtime.untrusted import GradingAborted
-from kbx_env.grading.timing import contestants
+from kbx_env.grading.timing import contestants, ratio
 from kbx_env.grading.timing import paired as clock
 from kbx_env.grading.timing.precision import TRAINING
 from kbx_env.outcome import Verdict
@@ -47,10 +49,23 @@ class Model:
 
         return [round(call() / TICK_US) * TICK_US for _ in order]
 
+    def launch_us(self) -> float | None:
+        return None
 
-def _holds(us: float, placement: float, ratio: float, seed: int) -> bool:
-    paired = clock.pair(Model(us * ratio, placement, seed), Model(us, placement, seed + 10_000))
-    return paired.low <= math.log(ratio) <= paired.high
+
+class Launches(Model):
+    """The same, and an empty kernel tells by how much the process is slower than others, within ``LEVELLED_US``."""
+
+    asked = 0
+
+    def launch_us(self) -> float | None:
+        self.asked += 1
+        return 3.4 + self.offset + self.rng.gauss(0.0, ratio.LEVELLED_US / math.sqrt(2))
+
+
+def _holds(us: float, placement: float, times: float, seed: int, kind: type[Model] = Model) -> bool:
+    paired = clock.pair(kind(us * times, placement, seed), kind(us, placement, seed + 10_000))
+    return paired.low <= math.log(times) <= paired.high
 
 
 @pytest.mark.parametrize("us", [2.0, 4.2, 12.0, 100.0])
@@ -59,6 +74,37 @@ def test_the_interval_holds_the_truth(us: float, placement: float) -> None:
     # Stopping when the interval is narrow costs a little of the nominal 95 %.
     assert sum(_holds(us, placement, 1.0, s) for s in range(100)) >= 88
     assert sum(_holds(us, placement, 1.3, s) for s in range(100)) >= 88
+
+
+@pytest.mark.parametrize("us", [2.0, 4.2, 12.0, 100.0])
+def test_the_interval_holds_the_truth_of_levelled_times_too(us: float) -> None:
+    assert sum(_holds(us, 0.002, 1.0, s, Launches) for s in range(100)) >= 88
+
+
+def test_processes_that_launch_at_different_speeds_are_levelled() -> None:
+    """Of kernels of 4 us against themselves half were off by more than 3 %."""
+    within = {
+        kind: sum(abs(clock.pair(kind(4.2, 0.002, s), kind(4.2, 0.002, s + 10_000)).log_ratio) < 0.03 for s in range(100))
+        for kind in (Model, Launches)
+    }
+    assert within[Launches] > 95 and within[Model] < 90
+
+
+@pytest.mark.parametrize("us, asked", [(4.2, 1), (400.0, 0)])
+def test_launches_are_timed_once_and_for_short_calls_only(us: float, asked: int) -> None:
+    sides = Launches(us, 0.002, 1), Launches(us, 0.002, 2)
+    clock.pair(*sides)
+    assert [s.asked for s in sides] == [asked] * 2
+
+
+@given(st.none() | st.floats(0.5, 50.0), st.none() | st.floats(0.5, 50.0))
+def test_levelling_favours_neither_side_and_is_bounded(eager_us: float | None, candidate_us: float | None) -> None:
+    shifts = ratio.levelled(eager_us, candidate_us)
+    assert sum(shifts) == 0.0 and abs(shifts[0]) <= ratio.MAX_LAUNCH_GAP_US / 2
+    if eager_us is None or candidate_us is None:
+        assert shifts == (0.0, 0.0), "what is not known changes nothing"
+    elif eager_us != candidate_us:
+        assert (shifts[0] > 0) == (eager_us > candidate_us), "who launches slowly is given the time back"
 
 
 def test_a_real_difference_shows() -> None:

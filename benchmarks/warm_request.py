@@ -1,0 +1,101 @@
+"""Measure one request after the other, with nothing beside it: how long a user waits for the verdict on a kernel that is right.
+
+    python benchmarks/warm_request.py OUT.json [--tasks activation/relu,math/softmax] [--turns 4] [--no-timing]
+                                      [--precision training|report]
+
+One ``Grader`` grades the expert of each task several times, on a GPU. The first turn starts processes and loads torch's kernels, so
+it is left out of the median. OUT has the seconds of each stage, and of each kind of command to the runner.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import functools
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from kbx_env import versions
+from kbx_env.errors import UsageError
+from kbx_env.grading.grader import Grader
+from kbx_env.grading.runtime.session import RunnerSession
+from kbx_env.options import PRECISIONS, resolve_backend
+from kbx_env.spec.catalog import expert_source
+
+TASKS = (
+    "activation/relu", "loss/smooth_l1_loss", "index/masked_select", "normalization/batch_norm", "matrixmultiply/matmul",
+    "math/softmax", "reduce/sum", "fusion/fused_silu_layer_norm_conv2d",
+)  # fmt: skip
+
+
+def watch_commands() -> collections.Counter[str]:
+    """Count the seconds for which graders of this process wait for their runners, by command.
+
+    Returns:
+        The counter, which goes on counting: device, command, and for timing what it does.
+    """
+    seconds = collections.Counter[str]()
+    real = RunnerSession._ask
+
+    @functools.wraps(real)
+    def asked(session: RunnerSession, header: dict[str, Any], *more: Any) -> Any:
+        name = f"{session.backend}: {header.get('op', 'answer')} {header.get('do', header.get('mode', ''))}".strip()
+        began = time.perf_counter()
+        try:
+            return real(session, header, *more)
+        finally:
+            seconds[name] += time.perf_counter() - began
+
+    RunnerSession._ask = asked  # type: ignore[method-assign]
+    return seconds
+
+
+def main() -> int:
+    """Grade, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--tasks", default=",".join(TASKS))
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--no-timing", action="store_true")
+    parser.add_argument("--precision", choices=PRECISIONS, default="training")
+    a = parser.parse_args()
+    try:
+        if resolve_backend("auto") != "cuda":
+            raise UsageError("the requests need a GPU, and torch finds none here")
+        if a.turns < 2:
+            raise UsageError(f"--turns takes 2 or more, not {a.turns}: the first turn is left out")
+        sources = {t: expert_source(t) for t in a.tasks.split(",")}
+        if missing := [t for t, s in sources.items() if s is None]:
+            raise UsageError(f"no expert for {', '.join(missing)}; --tasks takes names such as activation/relu")
+    except UsageError as e:
+        print(f"warm_request.py: {e}", file=sys.stderr)
+        return 2
+    commands, rows = watch_commands(), list[dict[str, Any]]()
+    with Grader() as grader:
+        for task, source in sources.items():
+            for turn in range(1, a.turns + 1):
+                commands.clear()
+                outcome = grader.grade(
+                    task, source or "", backend="cuda", targets=(), timing=not a.no_timing, precision=a.precision
+                )  # fmt: skip
+                rows.append({"task": task, "turn": turn, "verdict": str(outcome.verdict), "seconds": dict(outcome.seconds),
+                             "commands": {k: round(v, 4) for k, v in commands.most_common()}})  # fmt: skip
+                result = {"environment": versions.environment("cuda"), "rows": rows}
+                a.out.write_text(json.dumps(result, indent=1) + "\n")
+            ours = [r for r in rows if r["task"] == task and r["turn"] > 1]
+            took = ", ".join(f"{r['seconds']['total']:.2f}" for r in ours)
+            stages = ", ".join(f"{k} {v:.2f}" for k, v in ours[-1]["seconds"].items() if v >= 0.05)
+            asked = ", ".join(f"{k} {v:.2f}" for k, v in ours[-1]["commands"].items() if v >= 0.05)
+            print(f"{task} ({ours[-1]['verdict']}): {took} s\n  stages: {stages}\n  commands: {asked}", flush=True)
+    median = statistics.median(r["seconds"]["total"] for r in rows if r["turn"] > 1)
+    print(f"median of all turns but the first: {median:.2f} s")
+    return 0 if all(r["verdict"] == "correct" for r in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""Compiles the kernels of launches that are left out in several threads (CUDA).
+
+A runner calls the entry function without launches, so that the kernels of the real call are compiled before the GPU is used. The
+compiler releases Python's lock while it optimises, and ptxas and gcc are programs of their own: threads use several cores.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any
+
+import triton
+from triton.runtime._async_compile import AsyncCompileMode, FutureKernel, active_mode
+
+MOST_THREADS = 8
+NICENESS = 5
+"""Added to the niceness of the threads: whoever measures beside them launches in time."""
+
+
+class CompileAhead(AsyncCompileMode):
+    """The kernels that a runner compiles ahead. Errors are ignored: the real launch compiles again and reports them.
+
+    Args:
+        threads: how many; by default one for each core that this process may use, at most ``MOST_THREADS``.
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        count = threads or min(MOST_THREADS, len(os.sched_getaffinity(0)))
+        self._pool = functools.partial(ThreadPoolExecutor, count, "compile", _give_way)
+        super().__init__(self._pool(), ignore_errors=True)
+        self._launchers: dict[str, threading.Lock] = {}
+
+    def submit(self, key: str, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]) -> Any:
+        """Start to compile a kernel, unless it has been started.
+
+        Args:
+            key: of the kernel in Triton's cache.
+            compile_fn: compiles it.
+            finalize_fn: keeps the result for launches.
+
+        Returns:
+            The future kernel.
+        """
+        return super().submit(key, lambda: self._compile(compile_fn), finalize_fn)
+
+    def _compile(self, compile_fn: Callable[[], Any]) -> Any:
+        """Compile a kernel and build its launcher.
+
+        Before Triton 3.7 the first launch of each signature runs gcc to build a launcher, while others wait for the GPU.
+        Triton caches it; kernels of one signature have one launcher, which the first of them builds.
+        """
+        kernel = compile_fn()
+        types = str(list(kernel.src.signature.values()))
+        with self._launchers.setdefault(types, threading.Lock()), contextlib.suppress(Exception):  # the launch reports it
+            triton.runtime.driver.active.launcher_cls(kernel.src, kernel.metadata)
+        return kernel
+
+    @contextlib.contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Compile what is launched in the block in threads."""
+        token = active_mode.set(self)
+        try:
+            yield
+        finally:
+            active_mode.reset(token)
+
+    def settle(self) -> None:
+        """Wait until every kernel that was started is compiled, hand the kernels to Triton, and end the threads."""
+        if not self.raw_futures:
+            return
+        for future in as_completed(self.raw_futures):
+            self.future_kernels[future._key].result(ignore_errors=True)
+        self.raw_futures.clear()
+        self.future_kernels.clear()
+        self.executor.shutdown()
+        self.executor = self._pool()
+
+
+class Pending:
+    """What a launch returns whose kernel is being compiled: host code that looks at the kernel waits for it.
+
+    Args:
+        future: of Triton.
+    """
+
+    def __init__(self, future: FutureKernel) -> None:
+        self._future = future
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._future.result(), name)
+
+    def __getitem__(self, grid: Any) -> Any:
+        return self._future.result()[grid]
+
+
+def _give_way() -> None:
+    """Let other threads of the machine go first; on Linux, niceness is a thread's own, and its programs inherit it."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
