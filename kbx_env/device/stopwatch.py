@@ -45,11 +45,12 @@ MIN_WAIT_US = 20.0
 LATER_WAIT = 1.2
 """Host's time for a call times this: the wait before each timed call but the first of a block. The first one waits longer, and
 the device falls further behind the host with every call, so that a delay of the host seldom reaches it."""
-SHORT_US = 100.0
-"""Before calls that take less, the device waits until the host has enqueued the whole block: while the host enqueues, half of the
-kernels start 0.3 to 0.6 us late (docs/measurements)."""
+SHORT_US = 200.0
+"""Between calls that take less, the host waits for the device: a kernel starts up to 0.7 us later if more work is enqueued behind
+it, by how the driver lays out its commands. A runner also enqueues the copy of the result, so it would always be the slower side
+(docs/measurements)."""
 SHORT_CALL_SECONDS = 0.001
-"""A call that takes less in the warm-up, with the host's part, may be a short one."""
+"""A call that takes less in the warm-up, with the host's part, counts as a short one in its first block."""
 SLOW_SECONDS = 0.01
 """If a warm-up call takes longer, one slot is enough, and the other slots are not called."""
 FILLERS = 4
@@ -71,8 +72,8 @@ A submission that returns the same tensor again without writing it returns these
 """
 SWITCH_SECONDS = 5.0
 """Seconds that other threads must wait for the interpreter's lock while a result is copied."""
-LAUNCH_BLOCKS, LAUNCHES, LAUNCH_WAIT_US = 8, 8, 300.0
-"""Blocks of empty kernels, kernels in each, and the device's wait before a block: the host enqueues it within 0.1 ms."""
+LAUNCHES, LAUNCH_WAIT_US = 32, 40.0
+"""Empty kernels that are timed, and the device's wait before each: with the flush it is longer than the host needs to enqueue."""
 
 
 class Stopwatch:
@@ -99,7 +100,7 @@ class Stopwatch:
         self._written: tuple[str, ...] = ()
         self._rings = DeviceWindows(self._driver)
         self._wait_us = self._most_wait_us = self._later_wait_us = 100.0
-        self._enqueue_us, self._short = 0.0, False
+        self._short = False
         self._moved = False  # whether the buffers of this case have been moved
         self._pool_bytes = 0  # of torch's memory, one piece when it was allocated, in which buffers move
         # A buffer that stays until the next shuffle: results move too, and torch does not release the pool.
@@ -176,7 +177,7 @@ class Stopwatch:
         # one interrupted call would make all of them wait.
         most = min(MAX_WAIT_US, 100.0 + 30.0 * len(self._rings) + 2e6 * statistics.median(host))
         self._wait_us = self._most_wait_us = self._later_wait_us = most
-        self._enqueue_us, self._short = (most - 100.0) / 2, statistics.median(total) < SHORT_CALL_SECONDS
+        self._short = statistics.median(total) < SHORT_CALL_SECONDS
         self._freeze_autotuners(True)
         return {"call_seconds": statistics.median(total)}
 
@@ -363,7 +364,8 @@ class Stopwatch:
         origin, ready = driver.event(), [driver.event() for _ in order]
         set_switch_interval, usual = self._switch_interval
         host, enqueued = list[float](), list[float]()
-        waits = self._waits(len(order))
+        short = self._short
+        waits = [self._wait_us] + [self._wait_us if short else self._later_wait_us] * (len(order) - 1)
         began = self._now()
         driver.record(origin)
         try:
@@ -371,8 +373,7 @@ class Stopwatch:
                 driver.use_default_stream()
                 # The host enqueues while the device waits. The values and the flush come after the wait: work that runs
                 # early, on another stream, reads the values of the call before.
-                if waits[k]:
-                    driver.wait(int(waits[k] * CYCLES_PER_US))
+                driver.wait(int(waits[k] * CYCLES_PER_US))
                 driver.record(ready[k])
                 before = self._now()
                 self.load(i, turns[k + 1])
@@ -387,6 +388,8 @@ class Stopwatch:
                 del result
                 set_switch_interval(usual)
                 host.append(self._now() - before)
+                if short:
+                    driver.sync()
         finally:
             set_switch_interval(usual)
         self._settle()
@@ -413,7 +416,7 @@ class Stopwatch:
             collects = enabled()
             disable()  # a submission may have a function called at each collection
             try:
-                us = sorted(u for _ in range(LAUNCH_BLOCKS) for u in self._launches())
+                us = sorted(self._launches())
             finally:
                 if collects:
                     enable()
@@ -422,25 +425,18 @@ class Stopwatch:
         return {"us": self._launch_us}
 
     def _launches(self) -> list[float]:
-        """Return the microseconds of a block of empty kernels."""
+        """Return the microseconds of empty kernels, each after a flush as a short call."""
         driver = self._driver
         events = [(driver.event(), driver.event()) for _ in range(LAUNCHES)]
-        self._settle()
-        driver.wait(int(LAUNCH_WAIT_US * CYCLES_PER_US))
         for k, (start, end) in enumerate(events):
+            self._settle()
+            driver.wait(int(LAUNCH_WAIT_US * CYCLES_PER_US))
             driver.fill(self._flush, k, FLUSH_BYTES)
             driver.record(start)
             driver.wait(0)
             driver.record(end)
         driver.sync()
         return [driver.elapsed_us(start, end) for start, end in events]
-
-    def _waits(self, calls: int) -> list[float]:
-        """Return the microseconds for which the device waits before each call of a block."""
-        block = self._wait_us + (calls - 1) * LATER_WAIT * self._enqueue_us
-        if self._short and block <= MAX_WAIT_US:
-            return [block] + [0.0] * (calls - 1)
-        return [self._wait_us] + [self._later_wait_us] * (calls - 1)
 
     def _adapt_waits(self, host: Sequence[float], covered: float) -> None:
         """Set the waits of the next block: enqueueing may have become faster since the warm-up.
@@ -453,7 +449,6 @@ class Stopwatch:
         """
         # One interrupted call is late and does not count; it makes no other wait.
         slowest = 1e6 * sorted(host)[-2 if len(host) > 2 else -1]
-        self._enqueue_us = min(slowest, (self._most_wait_us - 100.0) / 2)
         self._wait_us = max(MIN_WAIT_US, min(self._most_wait_us, 100.0 + 2.0 * slowest) - covered)
         self._later_wait_us = max(MIN_WAIT_US, min(self._most_wait_us, LATER_WAIT * slowest) - covered)
 

@@ -125,7 +125,7 @@ def _waits(call_seconds: list[float], reads_back: bool = False) -> list[float]:
     def call(slot: dict[str, Any]) -> torch.Tensor:
         waited = device.waits[-1] / stopwatch.CYCLES_PER_US * 1e-6 if reads_back and device.waits else 0.0
         now[0] += waited + (left.pop(0) if len(left) > 1 else left[0])
-        device.launch(lambda: None, 200.0)
+        device.launch(lambda: None, 240.0)
         return slot["x"]
 
     watch.prepare(call, [{"x": torch.zeros(4)} for _ in range(3)])
@@ -199,7 +199,7 @@ class Blocks:
     """Blocks of five calls that take the device ``us``, after an untimed one; the host needs ``host_us`` for each, or what ``slow``
     says of the k-th."""
 
-    def __init__(self, host_us: float, slow: dict[int, float] | None = None, us: float = 140.0) -> None:
+    def __init__(self, host_us: float, slow: dict[int, float] | None = None, us: float = 240.0) -> None:
         self.device, self.host_us, self.slow, self.calls, self.us = TwoClocks(), host_us, slow or {}, 0, us
         self.watch = Stopwatch("cpu", self.device)
         self.watch._now = lambda: 1e-6 * self.device.host_us
@@ -222,41 +222,32 @@ def test_a_block_waits_once_for_a_margin_and_then_for_the_host(host_us: float) -
     blocks.device.waits.clear()
     began = blocks.device.host_us
     found = blocks.measure()
-    assert found["late"] == [] and found["us"] == [140.0] * 5
+    assert found["late"] == [] and found["us"] == [240.0] * 5
     first, *later = blocks.device.waits
     assert first == pytest.approx(max(stopwatch.MIN_WAIT_US, 100.0 + 2 * host_us - 250.0), abs=1)
     assert later == pytest.approx([max(stopwatch.MIN_WAIT_US, stopwatch.LATER_WAIT * host_us - 250.0)] * 4, abs=1)
     taken = blocks.device.host_us - began
-    assert taken < host_us + 140.0 + 5 * 410.0 + 4 * max(20.0, 1.2 * host_us - 250.0) + first + 1
+    assert taken < host_us + 240.0 + 5 * 510.0 + 4 * max(20.0, 1.2 * host_us - 250.0) + first + 1
 
 
-@pytest.mark.parametrize("host_us", [30.0, 300.0])
-def test_short_calls_start_when_the_host_has_enqueued_the_whole_block(host_us: float) -> None:
-    """Kernels that start while the host enqueues take 0.3 to 0.6 us longer: a tenth of a short call."""
+@pytest.mark.parametrize("host_us", [30.0, 300.0, 900.0])
+def test_nothing_is_enqueued_behind_a_short_call(host_us: float) -> None:
+    """A kernel starts up to 0.7 us later if more work lies behind it, and a runner enqueues more than the grader does."""
     blocks = Blocks(host_us, us=4.0)
     blocks.measure()
-    blocks.device.waits.clear()
-    starts = list[float]()
-    record = blocks.device.record
+    device, idle = blocks.device, list[float]()
+    wait = device.wait
 
-    def recorded(event: Any) -> None:
-        record(event)
-        starts.append(event.us)
+    def waited(cycles: int) -> None:
+        idle.append(device.host_us - device.device_us)
+        wait(cycles)
 
-    blocks.device.record = recorded  # type: ignore[method-assign]
-    began = blocks.device.host_us
-    assert blocks.measure()["us"] == [4.0] * 5
-    first = starts[2]  # after ``origin`` and ``ready``
-    assert len(blocks.device.waits) == 1 and first > began + 6 * host_us, "one wait, for the untimed call and five others"
-    assert first < began + 350.0 + 10 * host_us
-
-
-def test_where_the_host_takes_longer_than_the_longest_wait_short_calls_wait_each_for_themselves() -> None:
-    blocks = Blocks(900.0, us=4.0)
-    for _ in range(2):
-        blocks.device.waits.clear()
-        blocks.measure()
-    assert len(blocks.device.waits) == 5 and max(blocks.device.waits) <= stopwatch.MAX_WAIT_US
+    device.wait = waited  # type: ignore[method-assign]
+    began = device.host_us
+    found = blocks.measure()
+    assert found["late"] == [] and found["us"] == [4.0] * 5
+    assert min(idle[1:]) >= 0, "the device has done everything before the next call is enqueued"
+    assert device.host_us - began < 6 * (host_us + 100.0) + 5 * (2 * host_us + 260.0)
 
 
 def test_calls_that_the_host_enqueued_too_late_are_named_and_no_other() -> None:
@@ -264,7 +255,7 @@ def test_calls_that_the_host_enqueued_too_late_are_named_and_no_other() -> None:
     blocks = Blocks(300.0, {6 + 2: 4000.0})
     blocks.measure()
     found = blocks.measure()
-    assert found["late"] == [1] and found["us"][1] > 3000 and [us for k, us in enumerate(found["us"]) if k != 1] == [140.0] * 4
+    assert found["late"] == [1] and found["us"][1] > 3000 and [us for k, us in enumerate(found["us"]) if k != 1] == [240.0] * 4
     assert blocks.measure()["late"] == []
     assert blocks.watch.measure({"order": [0, 1], "flush": False})["late"] == []
 
@@ -301,7 +292,7 @@ def test_an_empty_kernel_is_timed_once_and_interruptions_do_not_count() -> None:
     device = Idle()
     watch = Stopwatch("cpu", device, guards=True)
     assert [watch.launch()["us"] for _ in range(3)] == [pytest.approx(3.4)] * 3
-    assert device.count == stopwatch.LAUNCH_BLOCKS * stopwatch.LAUNCHES and gc.isenabled()
+    assert device.count == stopwatch.LAUNCHES and gc.isenabled()
 
 
 def test_no_empty_kernel_is_believed_beside_a_thread_of_the_submission() -> None:
