@@ -33,13 +33,13 @@ TASKS = (
 )  # fmt: skip
 
 
-def watch_commands() -> collections.Counter[str]:
+def watch_commands() -> dict[str, float]:
     """Count the seconds for which graders of this process wait for their runners, by command.
 
     Returns:
-        The counter, which goes on counting: device, command, and for timing what it does.
+        The seconds, which go on counting, by device, command, and for timing what it does.
     """
-    seconds = collections.Counter[str]()
+    seconds: dict[str, float] = collections.defaultdict(float)
     real = RunnerSession._ask
 
     @functools.wraps(real)
@@ -51,7 +51,7 @@ def watch_commands() -> collections.Counter[str]:
         finally:
             seconds[name] += time.perf_counter() - began
 
-    RunnerSession._ask = asked  # type: ignore[method-assign]
+    RunnerSession._ask = asked  # type: ignore[method-assign, assignment]
     return seconds
 
 
@@ -83,15 +83,16 @@ def main() -> int:
                 outcome = grader.grade(
                     task, source or "", backend="cuda", targets=(), timing=not a.no_timing, precision=a.precision
                 )  # fmt: skip
+                asked = {k: round(v, 4) for k, v in sorted(commands.items(), key=lambda row: -row[1])}
                 rows.append({"task": task, "turn": turn, "verdict": str(outcome.verdict), "seconds": dict(outcome.seconds),
-                             "commands": {k: round(v, 4) for k, v in commands.most_common()}})  # fmt: skip
+                             "commands": asked})  # fmt: skip
                 result = {"environment": versions.environment("cuda"), "rows": rows}
                 a.out.write_text(json.dumps(result, indent=1) + "\n")
             ours = [r for r in rows if r["task"] == task and r["turn"] > 1]
             took = ", ".join(f"{r['seconds']['total']:.2f}" for r in ours)
             stages = ", ".join(f"{k} {v:.2f}" for k, v in ours[-1]["seconds"].items() if v >= 0.05)
-            asked = ", ".join(f"{k} {v:.2f}" for k, v in ours[-1]["commands"].items() if v >= 0.05)
-            print(f"{task} ({ours[-1]['verdict']}): {took} s\n  stages: {stages}\n  commands: {asked}", flush=True)
+            waited = ", ".join(f"{k} {v:.2f}" for k, v in ours[-1]["commands"].items() if v >= 0.05)
+            print(f"{task} ({ours[-1]['verdict']}): {took} s\n  stages: {stages}\n  commands: {waited}", flush=True)
     median = statistics.median(r["seconds"]["total"] for r in rows if r["turn"] > 1)
     print(f"median of all turns but the first: {median:.2f} s")
     return 0 if all(r["verdict"] == "correct" for r in rows) else 1

@@ -637,7 +637,7 @@ def few_rows(pick: Pick, rows: str, inner: str, columns: str) -> dict[str, int]:
 
 
 def large_factor(pick: Pick, rows: str, inner: str, columns: str) -> dict[str, int]:
-    """Return sizes of a product whose right factor has 2**19 elements, none of them a multiple of a block.
+    """Return sizes of a product whose right factor has about 2**19 elements, none of them a multiple of a block.
 
     The inner axis has whole blocks and one element more. Kernels take another path for large tensors, such as one without
     masks. Few rows keep the case cheap.

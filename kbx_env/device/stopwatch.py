@@ -350,13 +350,7 @@ class Stopwatch:
         self._settle()
         self._drop_results()
         if not header.get("flush", True):
-            self._drop_all_results()
-            driver.record(events[0][0])
-            for i in order:
-                call(self._slots[i])
-            driver.record(events[0][1])
-            driver.sync()
-            return {"us": [driver.elapsed_us(*events[0])], "tuned": self.tuned, "late": []}
+            return {"us": [self._back_to_back(order, *events[0])], "tuned": self.tuned, "late": []}
         if header.get("warm", True):
             # The instruction caches are cold after the other contestant's block: the first call is not timed.
             self.load(order[0], turns[0])
@@ -400,6 +394,17 @@ class Stopwatch:
         us = [driver.elapsed_us(start, end) for start, end in events]
         self._short = min(us) < SHORT_US
         return {"us": us, "tuned": self.tuned, "late": late}
+
+    def _back_to_back(self, order: Sequence[int], start: Any, end: Any) -> float:
+        """Return the microseconds of calls that are enqueued one after the other."""
+        assert self._call is not None
+        self._drop_all_results()
+        self._driver.record(start)
+        for i in order:
+            self._call(self._slots[i])
+        self._driver.record(end)
+        self._driver.sync()
+        return self._driver.elapsed_us(start, end)
 
     def launch(self) -> dict[str, Any]:
         """Time an empty kernel as calls are timed: what the driver allots to a process makes all of its launches faster or slower.

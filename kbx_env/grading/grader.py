@@ -10,7 +10,7 @@ import platform
 import secrets
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,31 +26,12 @@ from kbx_env.grading.record import OutcomeBuilder
 from kbx_env.grading.runtime.processes import SandboxProcesses
 from kbx_env.grading.runtime.zygote_client import Zygote
 from kbx_env.grading.runtime.zygote_process import ZygoteProcess
+from kbx_env.grading.threads import single_threaded
 from kbx_env.options import GradeOptions
 from kbx_env.outcome import GRADER_FAILED, FaultKind, Outcome, Stage, Verdict
 from kbx_env.spec.catalog import load_task
 from kbx_env.spec.published import published_task
 from kbx_env.spec.task import Task
-
-# A process that was forked after torch had started its OpenMP threads would wait for them forever: they are not there.
-os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
-
-
-@contextlib.contextmanager
-def single_threaded(on: bool = True) -> Iterator[None]:
-    """Let torch compute in the calling thread alone, if ``on``.
-
-    Cases of the CPU backend are small, and other threads slow them down where processes compete for the cores: a grading of
-    ``math/bitwise_and_binomial`` took 29 seconds of processor time instead of 2.7 (2 threads, 2 busy cores).
-    """
-    before = torch.get_num_threads()
-    if on:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        if on:
-            torch.set_num_threads(before)
 
 
 class Grader:

@@ -24,6 +24,7 @@ from kbx_env.grading.stages import (
     Time,
     beside_compiled,
 )
+from kbx_env.grading.threads import single_threaded
 from kbx_env.outcome import Outcome, Stage, Verdict
 
 
@@ -44,7 +45,10 @@ class ProveOnCpu:
         if context.lacks(DefenceLayer.PROOF) or context.as_published:
             return None
         start, builder = time.perf_counter(), context.builder
-        proof = run_pipeline(on_cpu_tier(context)) if context.proof is None else context.proof
+        proof = context.proof
+        if proof is None:
+            with single_threaded():
+                proof = run_pipeline(on_cpu_tier(context))
         builder.seconds["proof"] = time.perf_counter() - start
         context.cpu_evidence = proof.evidence if proof.correct else None
         if proof.correct or proof.verdict is Verdict.INFRA_FAULT:

@@ -11,7 +11,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import triton
@@ -31,7 +31,8 @@ class CompileAhead(AsyncCompileMode):
 
     def __init__(self, threads: int | None = None) -> None:
         count = threads or min(MOST_THREADS, len(os.sched_getaffinity(0)))
-        self._pool = functools.partial(ThreadPoolExecutor, count, "compile", _give_way)
+        self._pool: Callable[[], ThreadPoolExecutor] = functools.partial(ThreadPoolExecutor, count, "compile", _give_way)
+        self.executor: ThreadPoolExecutor
         super().__init__(self._pool(), ignore_errors=True)
         self._launchers: dict[str, threading.Lock] = {}
 
@@ -53,6 +54,12 @@ class CompileAhead(AsyncCompileMode):
 
         Before Triton 3.7 the first launch of each signature runs gcc to build a launcher, while others wait for the GPU.
         Triton caches it; kernels of one signature have one launcher, which the first of them builds.
+
+        Args:
+            compile_fn: compiles the kernel.
+
+        Returns:
+            The kernel.
         """
         kernel = compile_fn()
         types = str(list(kernel.src.signature.values()))
@@ -73,8 +80,9 @@ class CompileAhead(AsyncCompileMode):
         """Wait until every kernel that was started is compiled, hand the kernels to Triton, and end the threads."""
         if not self.raw_futures:
             return
-        for future in as_completed(self.raw_futures):
-            self.future_kernels[future._key].result(ignore_errors=True)
+        wait(self.raw_futures)
+        for kernel in self.future_kernels.values():
+            kernel.result(ignore_errors=True)
         self.raw_futures.clear()
         self.future_kernels.clear()
         self.executor.shutdown()

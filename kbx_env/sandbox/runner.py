@@ -304,13 +304,11 @@ class Runner:
         match header["do"]:
             case "prepare":
                 return self._prepare(watch, header, blobs), []
-            case "dry":
-                return watch.dry(), []
+            case "dry" | "warm" | "launch":
+                return {"dry": watch.dry, "warm": watch.warm, "launch": watch.launch}[header["do"]](), []
             case "release":
                 self.mail.empty()
                 return watch.release(), []
-            case "warm":
-                return watch.warm(), []
             case "take":
                 return self.mail.take(int(header["offset"]), int(header["size"]), int(header["total"])), []
             case "give":
@@ -323,8 +321,6 @@ class Runner:
                 return watch.replay(int(header["times"]), header.get("turns")), []
             case "measure":
                 return watch.measure(header), []
-            case "launch":
-                return watch.launch(), []
         return self._results(watch, header)
 
     def _results(self, watch: Stopwatch, header: Mapping[str, Any]) -> tuple[dict[str, Any], list[bytes]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from kbx_env.rewards.compose import load_preset
 
 from kbx_env.errors import SandboxError
@@ -167,6 +168,27 @@ def test_a_proof_that_was_made_before_is_used_and_not_made_again(
         assert outcome.message == "executed on the CPU tier: why"
     else:
         assert outcome is None
+
+
+def test_the_proof_takes_one_core(monkeypatch: pytest.MonkeyPatch, context: _Context) -> None:
+    """A grader on a machine with 16 cores used all of them for tensors of a few thousand elements."""
+    context.builder = OutcomeBuilder(TASK, "cuda", "contract", "", {})
+    context.options = replace(context.options, backend="cuda")
+    monkeypatch.setattr(context, "start_spare_runner", lambda: None)
+    seen: list[int] = []
+
+    def proof(of: Any) -> Outcome:
+        seen.append(torch.get_num_threads())
+        return of.builder.end(Verdict.INCORRECT, Stage.CORRECT, "why")
+
+    monkeypatch.setattr(pipeline, "run_pipeline", proof)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert pipeline.ProveOnCpu().run(context) is not None
+        assert seen == [1] and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 ZOO = Path(__file__).resolve().parents[1] / "zoo" / "exploits"

@@ -161,14 +161,11 @@ def pair(
             if windows is not None:
                 drawn = [windows.pick(rng) for _ in range(len(order) + 1)]
             # The contestants alternate in going first, so that a drift of the clock frequency favours neither.
-            if index % 2:
-                candidate_us = _measure_block(candidate, candidate_block, order, drawn, moved)
-                start += _checked(check, order[:candidate_block], drawn)
-                eager_us = _measure_block(eager, eager_block, order, drawn, moved)
-            else:
-                eager_us = _measure_block(eager, eager_block, order, drawn, moved)
-                candidate_us = _measure_block(candidate, candidate_block, order, drawn, moved)
-                start += _checked(check, order[:candidate_block], drawn)
+            eager_first = index % 2 == 0
+            eager_us = _measure_block(eager, eager_block, order, drawn, moved) if eager_first else []
+            candidate_us = _measure_block(candidate, candidate_block, order, drawn, moved)
+            start += _checked(check, order[:candidate_block], drawn)
+            eager_us = eager_us or _measure_block(eager, eager_block, order, drawn, moved)
             taken += 1
             if shifts is None:
                 shifts, process_us = _level(eager, candidate, min(*eager_us, *candidate_us))
