@@ -87,7 +87,7 @@ def test_processes_that_launch_at_different_speeds_are_levelled() -> None:
         kind: sum(abs(clock.pair(kind(4.2, 0.002, s), kind(4.2, 0.002, s + 10_000)).log_ratio) < 0.03 for s in range(100))
         for kind in (Model, Launches)
     }
-    assert within[Launches] > 95 and within[Model] < 90
+    assert within[Launches] >= 92 and within[Model] < 90
 
 
 @pytest.mark.parametrize("us, asked", [(4.2, 1), (400.0, 0)])
