@@ -1,10 +1,11 @@
 """Measures the precision of speedups: kernels against themselves, repeated, slowed on purpose, and by other clocks.
 
-    python eval/timing_quality.py [--aa N] [--retest N] [--slowed N] [--workers W] [--seconds S]
+    python eval/timing_quality.py [--aa N] [--sides N] [--retest N] [--slowed N] [--workers W] [--seconds S]
                                   [--no-clocks] [--json FILE]
 
 Needs a GPU. ``--aa`` times a kernel against itself in two fresh processes: the ratio must be 1, and the interval must
-contain 1. ``--retest`` times kernels against eager repeatedly, each time in fresh processes. ``--slowed`` times a
+contain 1. ``--sides`` does the same with one of the two in the grader, on eager's side: neither side may be at an advantage.
+``--retest`` times kernels against eager repeatedly, each time in fresh processes. ``--slowed`` times a
 kernel against one that does 2 % more of the same work. Last come Triton's ``do_bench`` and the profiler's device time
 of the same kernels. All are done for calls of about 5, 20 to 70 and more than 200 us. Work is prepared in parallel and
 timed alone, as in every grading.
@@ -13,6 +14,7 @@ timed alone, as in every grading.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import math
 import multiprocessing
@@ -21,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
@@ -101,6 +103,7 @@ def compared(job: tuple[str, str, str, str | None, str, int]) -> dict[str, Any]:
     task = load_task(task_id)
     case, secret = case_of(task, size), b"quality %d" % repeat
     began = time.perf_counter()
+    entry = _entry(task, second) if kind == "sides" else None
     sessions = [RunnerSession(_grader.zygote(), task, "cuda", secret, "eval", 60.0) for _ in range(1 if first is None else 2)]
     try:
         sessions[-1].gpu = sessions[0].gpu  # both share one lock of the GPU
@@ -115,14 +118,14 @@ def compared(job: tuple[str, str, str, str | None, str, int]) -> dict[str, Any]:
         for side in runners:
             side.describe()
             side.dry()
-            side.settle()
+            side.finish_compiling()
         with gpu.alone():
             # Sending the values copies them on the GPU, which would disturb what others measure.
             for side in runners:
                 side.lay(ring)
                 side.warm()
             if first is None:
-                eager = contestants.EagerContestant(task, case)
+                eager = contestants.EagerContestant(task, case, function=entry)
                 eager.prepare(ring)
             start = time.perf_counter()
             paired = clock.pair(eager or runners[0], runners[-1], windows=ring)
@@ -139,13 +142,27 @@ def compared(job: tuple[str, str, str, str | None, str, int]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def jobs(aa: int, retest: int, slowed: int) -> list[tuple[str, str, str, str | None, str, int]]:
+def _entry(task: Task, source: str) -> Callable[..., Any]:
+    """Return the entry function of an expert, loaded in this process: experts are our own code."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "expert.py"
+        path.write_text(source)
+        spec = importlib.util.spec_from_file_location("expert", path)
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)  # Triton reads the kernels' text now
+    found: Callable[..., Any] = getattr(module, task.entry)
+    return found
+
+
+def jobs(aa: int, retest: int, slowed: int, sides: int = 0) -> list[tuple[str, str, str, str | None, str, int]]:
     """Return the pairs to time, sizes and tasks in turns.
 
     Args:
         aa: kernels against themselves.
         retest: kernels against eager.
         slowed: kernels against slower copies.
+        sides: kernels against themselves, one of them in the grader.
 
     Returns:
         Arguments of `compared`.
@@ -156,6 +173,9 @@ def jobs(aa: int, retest: int, slowed: int) -> list[tuple[str, str, str, str | N
         task, size = cases[k % len(cases)]
         source = expert_source(task) or ""
         found.append(("aa", task, size, source, source, k))
+    for k in range(sides):
+        task, size = cases[k % len(cases)]
+        found.append(("sides", task, size, None, expert_source(task) or "", k))
     for k in range(retest):
         task, size = cases[k % len(cases)]
         found.append(("retest", task, size, None, expert_source(task) or "", k))
@@ -171,14 +191,14 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for kind, task, size in dict.fromkeys((r["kind"], r["task"], r["size"]) for r in rows):
         runs = [r for r in rows if (r["kind"], r["task"], r["size"]) == (kind, task, size)]
         logs = [math.log(r["ratio"]) for r in runs]
-        truth = {"aa": 1.0, "slowed": SLOWER}.get(kind)
+        truth = {"aa": 1.0, "sides": 1.0, "slowed": SLOWER}.get(kind)
         middle = statistics.median(r["us"] for r in runs)
         bound = 0.01 if middle >= 20 else 0.03
         found.append({
             "kind": kind, "task": task, "size": size, "runs": len(runs), "us": middle,
             "ratio": math.exp(statistics.mean(logs)), "sd": statistics.stdev(logs) if len(logs) > 1 else None,
             "half_interval": statistics.mean(math.log(r["high"] / r["low"]) / 2 for r in runs),
-            "within_bound": sum(abs(x) <= bound for x in logs) if kind == "aa" else None, "bound": bound if kind == "aa" else None,
+            "within_bound": sum(abs(x) <= bound for x in logs) if truth == 1.0 else None, "bound": bound if truth == 1.0 else None,
             "interval_holds_truth": None if truth is None else sum(r["low"] <= truth <= r["high"] for r in runs),
             "interval_excludes_1": sum(not r["low"] <= 1 <= r["high"] for r in runs),
             "alone_seconds": statistics.mean(r["alone_seconds"] for r in runs),
@@ -188,8 +208,6 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def other_clocks() -> list[dict[str, Any]]:
     """Time the same kernels in this process with our stopwatch, ``triton.testing.do_bench`` and the profiler (us, median)."""
-    import importlib.util
-
     import torch
     import triton
 
@@ -200,43 +218,38 @@ def other_clocks() -> list[dict[str, Any]]:
     rows = []
     for task_id in KERNELS:
         task = load_task(task_id)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "expert.py"
-            path.write_text(expert_source(task_id) or "")
-            spec = importlib.util.spec_from_file_location("expert", path)
-            assert spec and spec.loader
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            for size in SIZES:
-                case = case_of(task, size)
-                draws = [reference.resolve(inputs.draw(task, case, k, "cuda"), "cuda") for k in range(contestants.SLOTS)]
+        function = _entry(task, expert_source(task_id) or "")
+        for size in SIZES:
+            case = case_of(task, size)
+            draws = [reference.resolve(inputs.draw(task, case, k, "cuda"), "cuda") for k in range(contestants.SLOTS)]
 
-                def call(slot: dict[str, Any], function: Any = getattr(module, task.entry)) -> Any:
-                    return function(**assembled(slot))
+            def call(slot: dict[str, Any], function: Callable[..., Any] = function) -> Any:
+                return function(**assembled(slot))
 
-                watch = Stopwatch("cuda")
-                watch.prepare(call, draws)
-                ours = statistics.median(u for _ in range(20) for u in watch.measure({"order": [0, 1, 2, 0, 1]})["us"])
-                bench = 1e3 * triton.testing.do_bench(partial(call, draws[0]), warmup=50, rep=200, return_mode="median")
-                with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
-                    for k in range(50):
-                        torch.empty(128 << 20, dtype=torch.float32, device="cuda").fill_(float(k))  # evicts L2
-                        call(draws[k % 3])
-                    torch.cuda.synchronize()
-                other_kernels = ("fill", "elementwise")
-                device = [e.device_time for e in seen.events()
-                          if e.device_time > 0 and not any(n in e.name.lower() for n in other_kernels)]  # fmt: skip
-                rows.append({
-                    "task": task_id, "size": size, "stopwatch_us": ours, "do_bench_us": bench,
-                    "profiler_us": statistics.median(device) if device else None,
-                })  # fmt: skip
-                watch.close()
+            watch = Stopwatch("cuda")
+            watch.prepare(call, draws)
+            ours = statistics.median(u for _ in range(20) for u in watch.measure({"order": [0, 1, 2, 0, 1]})["us"])
+            bench = 1e3 * triton.testing.do_bench(partial(call, draws[0]), warmup=50, rep=200, return_mode="median")
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+                for k in range(50):
+                    torch.empty(128 << 20, dtype=torch.float32, device="cuda").fill_(float(k))  # evicts L2
+                    call(draws[k % 3])
+                torch.cuda.synchronize()
+            other_kernels = ("fill", "elementwise")
+            device = [e.device_time for e in seen.events()
+                      if e.device_time > 0 and not any(n in e.name.lower() for n in other_kernels)]  # fmt: skip
+            rows.append({
+                "task": task_id, "size": size, "stopwatch_us": ours, "do_bench_us": bench,
+                "profiler_us": statistics.median(device) if device else None,
+            })  # fmt: skip
+            watch.close()
     return rows
 
 
 def _parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--aa", type=int, default=200)
+    p.add_argument("--sides", type=int, default=30)
     p.add_argument("--retest", type=int, default=30)
     p.add_argument("--slowed", type=int, default=20)
     p.add_argument("--workers", type=int, default=6)
@@ -251,7 +264,7 @@ class _Measurement:
 
     def __init__(self, a: argparse.Namespace) -> None:
         self.a, self.began = a, time.monotonic()
-        self.todo = jobs(a.aa, a.retest, a.slowed)
+        self.todo = jobs(a.aa, a.retest, a.slowed, a.sides)
         self.rows: list[dict[str, Any]] = []
         self.failed: list[str] = []
         self.clocks: list[dict[str, Any]] | None = None

@@ -45,7 +45,7 @@ MIN_WAIT_US = 20.0
 LATER_WAIT = 1.2
 """Host's time for a call times this: the wait before each timed call but the first of a block. The first one waits longer, and
 the device falls further behind the host with every call, so that a delay of the host seldom reaches it."""
-SHORT_US = 200.0
+WAIT_BELOW_US = 200.0
 """Between calls that take less, the host waits for the device: a kernel starts up to 0.7 us later if more work is enqueued behind
 it, by how the driver lays out its commands. A runner also enqueues the copy of the result, so it would always be the slower side
 (docs/measurements)."""
@@ -392,7 +392,7 @@ class Stopwatch:
         late = [k for k, (s, us) in enumerate(zip(enqueued, reached, strict=True)) if 1e6 * s > us]
         self._adapt_waits(host, min(driver.elapsed_us(one, start) for one, (start, _) in zip(ready, events, strict=True)))
         us = [driver.elapsed_us(start, end) for start, end in events]
-        self._short = min(us) < SHORT_US
+        self._short = min(us) < WAIT_BELOW_US
         return {"us": us, "tuned": self.tuned, "late": late}
 
     def _back_to_back(self, order: Sequence[int], start: Any, end: Any) -> float:
@@ -406,22 +406,23 @@ class Stopwatch:
         self._driver.sync()
         return self._driver.elapsed_us(start, end)
 
-    def launch(self) -> dict[str, Any]:
+    def time_empty(self) -> dict[str, Any]:
         """Time an empty kernel as calls are timed: what the driver allots to a process makes all of its launches faster or slower.
 
-        Measured once, because it does not change while the process lives.
+        Measured once, because it does not change while the process lives. Calls have been timed or warmed up before.
 
         Returns:
             ``us``, the mean of the middle half in microseconds; ``None`` where a submission's thread could disturb it.
         """
-        if self.guards and len(self._frames()) > 1:
-            return {"us": None}
+        assert self._flush
         if self._launch_us is None:
+            if self.guards and len(self._frames()) > 1:
+                return {"us": None}
             enabled, disable, enable = self._collector
             collects = enabled()
             disable()  # a submission may have a function called at each collection
             try:
-                us = sorted(self._launches())
+                us = sorted(self._empty_kernels())
             finally:
                 if collects:
                     enable()
@@ -429,7 +430,7 @@ class Stopwatch:
             self._launch_us = sum(middle) / len(middle)
         return {"us": self._launch_us}
 
-    def _launches(self) -> list[float]:
+    def _empty_kernels(self) -> list[float]:
         """Return the microseconds of empty kernels, each after a flush as a short call."""
         driver = self._driver
         events = [(driver.event(), driver.event()) for _ in range(LAUNCHES)]

@@ -11,7 +11,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import triton
@@ -19,11 +19,43 @@ from triton.runtime._async_compile import AsyncCompileMode, FutureKernel, active
 
 MOST_THREADS = 8
 NICENESS = 5
-"""Added to the niceness of the threads: whoever measures beside them launches in time."""
+"""Added to the niceness of the threads, so that concurrent measurements are not delayed."""
+
+
+class _Kernel(FutureKernel):
+    """A kernel that a thread compiles. If that fails, the launch that needs it compiles it again, and reports its own error.
+
+    Args:
+        finalize_compile: keeps the result for later launches.
+        future: of the thread.
+        compile_fn: compiles the kernel.
+    """
+
+    def __init__(self, finalize_compile: Callable[[Any], None], future: Future[Any], compile_fn: Callable[[], Any]) -> None:
+        super().__init__(finalize_compile, future)
+        self.compile_fn = compile_fn
+
+    def result(self, ignore_errors: bool = False) -> Any:
+        """Wait for the kernel.
+
+        Args:
+            ignore_errors: whether a failure gives ``None``.
+
+        Returns:
+            The kernel.
+        """
+        if self.kernel is None:
+            failed = self.future.exception()
+            if failed is not None and ignore_errors:
+                return None
+            kernel = self.future.result() if failed is None else self.compile_fn()
+            self.finalize_compile(kernel)
+            self.kernel = kernel
+        return self.kernel
 
 
 class CompileAhead(AsyncCompileMode):
-    """The kernels that a runner compiles ahead. Errors are ignored: the real launch compiles again and reports them.
+    """The kernels that a runner compiles ahead. Errors are ignored: the launch that needs a kernel compiles it again.
 
     Args:
         threads: how many; by default one for each core that this process may use, at most ``MOST_THREADS``.
@@ -47,7 +79,10 @@ class CompileAhead(AsyncCompileMode):
         Returns:
             The future kernel.
         """
-        return super().submit(key, lambda: self._compile(compile_fn), finalize_fn)
+        if key not in self.future_kernels:
+            future = self.executor.submit(self._compile, compile_fn)
+            self.future_kernels[key] = _Kernel(finalize_fn, future, compile_fn)
+        return self.future_kernels[key]
 
     def _compile(self, compile_fn: Callable[[], Any]) -> Any:
         """Compile a kernel and build its launcher.
@@ -76,17 +111,25 @@ class CompileAhead(AsyncCompileMode):
         finally:
             active_mode.reset(token)
 
-    def settle(self) -> None:
-        """Wait until every kernel that was started is compiled, hand the kernels to Triton, and end the threads."""
-        if not self.raw_futures:
-            return
-        wait(self.raw_futures)
-        for kernel in self.future_kernels.values():
-            kernel.result(ignore_errors=True)
-        self.raw_futures.clear()
+    @property
+    def busy(self) -> bool:
+        """Whether kernels have been started that ``finish`` has not waited for."""
+        return bool(self.future_kernels)
+
+    def finish(self) -> None:
+        """Wait until every kernel that was started is compiled, hand the kernels to Triton, and end the threads.
+
+        Triton's hooks run now, which the submission can set: the audit hook must be armed.
+        """
+        kernels = list(self.future_kernels.values())
         self.future_kernels.clear()
-        self.executor.shutdown()
-        self.executor = self._pool()
+        try:
+            wait([kernel.future for kernel in kernels])
+            for kernel in kernels:
+                kernel.result(ignore_errors=True)
+        finally:
+            self.executor.shutdown()
+            self.executor = self._pool()
 
 
 class Pending:
@@ -108,5 +151,6 @@ class Pending:
 
 def _give_way() -> None:
     """Let other threads of the machine go first; on Linux, niceness is a thread's own, and its programs inherit it."""
+    thread = threading.get_native_id()
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + NICENESS))

@@ -133,8 +133,12 @@ def watch(log: Log, folder: str, armed: Callable[[], bool]) -> None:
 
 
 def _close_signals(log: Log) -> None:
-    """Refuse the functions that signal without an audit event: a process that kills itself would look killed from outside."""
-    for name in ("raise_signal", "pidfd_send_signal"):
+    """Refuse the functions that signal without an audit event, and handlers of signals.
+
+    A process that kills itself would look killed from outside. A handler runs in the main thread at any time, also while the
+    runner itself works and the hook is not armed.
+    """
+    for name in ("raise_signal", "pidfd_send_signal", "signal", "setitimer", "alarm", "set_wakeup_fd"):
 
         def closed(*args: Any, _name: str = name) -> Any:
             raise log.deny("tampering", f"signal.{_name}")

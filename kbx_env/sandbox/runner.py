@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ class Runner:
         channel: file descriptor of the pipe for denied operations.
 
     Attributes:
-        trusted: 0 while the submission's code runs, else at least 1; the audit hook is armed at 0.
+        trusted: 0 while the submission's code runs, else at least 1; the audit hook is armed at 0, and always in other threads.
         module: the names of the submission's module.
     """
 
@@ -99,7 +100,9 @@ class Runner:
         self.interceptor.install()
         self.walls = firewall.install("cuda" if self.device == "cuda" else "cpu", self.log, without)
         if "lockdown" not in without:
-            limits.watch(self.log, self.folder, lambda: not self.trusted)
+            # Only this thread works for the runner. Others compile, or are the submission's own.
+            own, current = get_ident(), get_ident
+            limits.watch(self.log, self.folder, lambda: not self.trusted or current() != own)
         noop_stubs.install()
         if self.recorder is not None:
             install(self.recorder)
@@ -280,7 +283,7 @@ class Runner:
         return {"builds": self.interceptor.build(list(header["targets"]))}
 
     @staticmethod
-    def settle(header: Mapping[str, Any], blobs: list[bytearray]) -> dict[str, Any]:
+    def finish(header: Mapping[str, Any], blobs: list[bytearray]) -> dict[str, Any]:
         """Wait for the kernels that commands with ``ahead`` have begun to compile, as every other command does (``answer``)."""
         return {}
 
@@ -304,8 +307,8 @@ class Runner:
         match header["do"]:
             case "prepare":
                 return self._prepare(watch, header, blobs), []
-            case "dry" | "warm" | "launch":
-                return {"dry": watch.dry, "warm": watch.warm, "launch": watch.launch}[header["do"]](), []
+            case "dry" | "warm" | "empty":
+                return {"dry": watch.dry, "warm": watch.warm, "empty": watch.time_empty}[header["do"]](), []
             case "release":
                 self.mail.empty()
                 return watch.release(), []
@@ -359,10 +362,11 @@ class Runner:
         start = time.perf_counter()
         data: list[bytes] = []
         try:
-            if header.get("ahead") is not True:  # no thread compiles while the GPU is used
-                self.interceptor.ahead.settle()
+            if header.get("ahead") is not True and self.interceptor.ahead.busy:  # no thread compiles while the GPU is used
+                with self.submission():  # hooks of the submission may run
+                    self.interceptor.ahead.finish()
             handler = {
-                "load": self.load, "call": self.call, "build": self.build, "time": self.time, "settle": self.settle,
+                "load": self.load, "call": self.call, "build": self.build, "time": self.time, "finish": self.finish,
             }[header["op"]]  # fmt: skip
             got = handler(header, blobs)
             reply, data = got if isinstance(got, tuple) else (got, [])
@@ -374,8 +378,10 @@ class Runner:
                 reply["kind"] = "infra"
         self.clocks.check()
         reply["denied"] = [list(d) for d in self.log.denied[:20]]
-        # The probe takes 20 ms: between the commands of one measurement it would disturb the timing.
-        reply["standing"] = header["op"] == "time" and header["do"] != "results" or firewall.probe(self.log)
+        # The probe takes 20 ms: between the commands of one measurement it would disturb the timing. While threads compile it
+        # waits for the command after them.
+        measures = header["op"] == "time" and header["do"] != "results"
+        reply["standing"] = measures or header.get("ahead") is True or firewall.probe(self.log)
         reply["seconds"] = time.perf_counter() - start
         self.log.served()
         return reply, data

@@ -183,8 +183,8 @@ class FakeTalk:
         reply, data = Runner.time(self.me, header, [bytearray(b) for b in blobs or []])
         return json.loads(json.dumps(reply)), [bytearray(b) for b in data]
 
-    def settle(self) -> None:
-        self.asked.append("settle")
+    def finish_compiling(self) -> None:
+        self.asked.append("finish")
 
     def _answer(self, *given: Any) -> Any:
         return self._talk._answer(self, *given)  # type: ignore[arg-type]

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import builtins
 import os
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
+from kbx_env.grading.grader import Grader
 from kbx_env.outcome import Verdict
+from kbx_env.sandbox import firewall
 from kbx_env.sandbox.runner import _fresh_memory_filled
 
 HEAD = """
@@ -108,3 +113,57 @@ def test_nothing_is_left_behind(grader, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     _grade(grader, BODY.format("pass"))
     assert os.listdir(tmp_path) == []
+
+
+WATCHED = """
+import sys, threading
+from kbx_env.sandbox.runner import Runner
+
+folder, outside = sys.argv[1:]
+runner = Runner({"device": "cpu", "folder": folder, "without": ["kernel"]}, lambda request: None)
+found = []
+
+def write():
+    try:
+        open(outside, "w")
+        found.append("written")
+    except Exception as e:
+        found.append(type(e).__name__)
+
+write()
+thread = threading.Thread(target=write)
+thread.start()
+thread.join()
+print(runner.trusted, found, [rule for rule, _ in runner.log.denied])
+"""
+
+
+def test_a_thread_is_watched_while_the_runner_works(tmp_path: Path) -> None:
+    """The audit hook is not armed for the runner's own work; a submission's thread went on unwatched meanwhile."""
+    script, folder = tmp_path / "watched.py", tmp_path / "own"
+    script.write_text(WATCHED)
+    folder.mkdir()
+    command = [sys.executable, str(script), str(folder), str(tmp_path / "outside")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.stdout.strip() == "1 ['written', 'PolicyViolation'] ['file_access']", ended.stderr[-2000:]
+
+
+def test_what_a_thread_tries_during_the_probe_counts() -> None:
+    log = firewall.Log()
+    log._probed_by = threading.get_ident()
+    log.deny("torch_compute", "the probe's own")
+    thread = threading.Thread(target=log.deny, args=("file_access", "a thread's"))
+    thread.start()
+    thread.join()
+    assert log.denied == [("file_access", "a thread's")]
+
+
+@pytest.mark.parametrize("name", ["signal", "setitimer"])
+def test_a_handler_of_a_signal_is_refused(grader: Grader, name: str) -> None:
+    """It would run in the middle of the runner's own work."""
+    call = {"signal": "(14, lambda *a: None)", "setitimer": "(0, 0.01)"}[name]
+    text = "lambda t: ''.join(map(chr, t.encode()))"  # the screen knows the names
+    modules = f"getattr(getattr(warnings, ({text})('sys')), ({text})('modules'))[({text})('signal')]"
+    source = BODY.format(f"import warnings; getattr({modules}, ({text})({name!r})){call}")
+    outcome = grader.grade("activation/gelu_fp16", source, backend="cpu", targets=())
+    assert outcome.verdict is Verdict.REJECTED and f"signal.{name}" in outcome.message, outcome.message

@@ -477,7 +477,7 @@ class RunnerSession:
         return CallResult(args, answer, generator_seed, broken)
 
     def compile_call(self, drawn: DrawnCall) -> None:
-        """Have the runner begin to compile the launches of a call (CUDA), with every launch left out; ``settle`` waits for the end.
+        """Have the runner begin to compile the launches of a call (CUDA), with every launch left out, until ``finish_compiling``.
 
         It does not take the GPU lock. An error of the call itself is ignored here; the real call reports it.
         """
@@ -486,9 +486,10 @@ class RunnerSession:
             header = drawn.header | {"mode": "ablate", "discard": True, "seconds": max(0.1, self.budget.left), "ahead": True}
             self._ablated(header, drawn.blobs)
 
-    def settle(self) -> None:
+    def finish_compiling(self) -> None:
         """Wait until the runner has compiled what it has begun to compile (CUDA). It does not take the GPU lock."""
-        self._ablated({"op": "settle"}, [])
+        with survived():
+            self._ablated({"op": "finish"}, [])
 
     def _ablated(self, header: dict[str, Any], blobs: list[bytes]) -> Any:
         """Make a call without launches: most of its time is compiling."""
@@ -574,9 +575,12 @@ class RunnerSession:
                 drawn = [self.draw_call(case, index, "run", repeat) for repeat in range(needed[index])]
                 self.compile_call(drawn[0])
                 ready.append(drawn)
-            self.settle()
         except Exception as e:
             ended.append(e)
+        try:
+            self.finish_compiling()  # a call would wait for it with the GPU lock
+        except Exception as e:
+            return [ended[0] if ended and not ready else e]
         made: list[list[CallResult] | Exception] = []
         while len(made) < len(ready):
             with self.gpu.using():

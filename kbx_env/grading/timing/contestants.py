@@ -162,7 +162,7 @@ class EagerContestant:
 
     def launch_us(self) -> float | None:
         """See ``Contestant``."""
-        return self.watch.launch()["us"]
+        return self.watch.time_empty()["us"]
 
 
 class RunnerContestant:
@@ -248,13 +248,17 @@ class RunnerContestant:
         self._ask(header | {"positional": message["positional"], "ahead": True}, idle=True)
 
     def dry(self) -> None:
-        """Begin to compile the kernels that these inputs need, without a launch; ``settle`` waits for the end."""
+        """Begin to compile the kernels that these inputs need, without a launch, until ``finish_compiling``."""
         self._ask({"do": "dry", "ahead": True}, seconds=PREPARE_SECONDS, idle=True)
 
-    def settle(self) -> None:
-        """Wait until all kernels are compiled that ``dry`` calls of this session have begun with."""
-        self.session.budget.restart(PREPARE_SECONDS)
-        self.session.settle()
+    def finish_compiling(self, cases: int = 1) -> None:
+        """Wait until all kernels are compiled that ``dry`` calls of this session have begun with.
+
+        Args:
+            cases: for how many cases.
+        """
+        self.session.budget.restart(PREPARE_SECONDS * cases)
+        self.session.finish_compiling()
 
     def release(self) -> None:
         """Free the inputs and all memory of the runner; no kernel runs."""
@@ -305,7 +309,7 @@ class RunnerContestant:
 
     def launch_us(self) -> float | None:
         """See ``Contestant``."""
-        reply, _ = self._ask({"do": "launch"})
+        reply, _ = self._ask({"do": "empty"})
         with readable():
             us = reply["us"] if reply["us"] is None else float(reply["us"])
         if us is not None and not (math.isfinite(us) and us > 0):

@@ -42,7 +42,15 @@ from kbx_env.grading.timing.contestants import (
 )
 from kbx_env.grading.timing.input_windows import InputWindows, Window
 from kbx_env.grading.timing.precision import BY_NAME, CLEAR_LOG_RATIO, REPORT, Precision
-from kbx_env.grading.timing.ratio import LEVELLED_US, PROCESS_US, SHORT_US, Paired, interval, levelled, trimmed_mean
+from kbx_env.grading.timing.ratio import (
+    LEVEL_BELOW_US,
+    LEVELLED_US,
+    PROCESS_US,
+    Paired,
+    interval,
+    levelled,
+    trimmed_mean,
+)
 from kbx_env.grading.timing.roofline import Roofline
 from kbx_env.grading.timing.telemetry import Reading, Telemetry, disturbance, strangers
 from kbx_env.outcome import CaseTime, Timing, Verdict, Violation
@@ -208,10 +216,10 @@ def _level(eager: Contestant, candidate: Contestant, us: float) -> tuple[tuple[f
         What is to be taken from eager's and from the candidate's times, and the standard deviation that is left between two
         processes, in microseconds.
     """
-    if us > SHORT_US:
+    if us > LEVEL_BELOW_US:
         return (0.0, 0.0), PROCESS_US
     launches = eager.launch_us(), candidate.launch_us()
-    return levelled(*launches), PROCESS_US if None in launches else LEVELLED_US
+    return levelled(*launches, us), PROCESS_US if None in launches else LEVELLED_US
 
 
 def _half_width(rounds: Sequence[float]) -> float:
@@ -320,7 +328,7 @@ def time_task(
     # gets no values, and the GPU is not used.
     for candidate in candidates:
         _with_memory(session, 0.0, partial(_compile, candidate))
-    candidates[-1].settle()
+    candidates[-1].finish_compiling(len(cases))
     candidates[-1].release()
 
     reserve = _Reservations(session, memory)

@@ -15,10 +15,10 @@ of 4, 12 and 36 us. Moving the buffers, warm code, or several calls between two 
 what the driver allots to a process. Measured on an H200 (docs/measurements)."""
 LEVELLED_US = 0.07
 """The same once both processes' times are ``levelled``."""
-SHORT_US = 100.0
+LEVEL_BELOW_US = 100.0
 """Calls that take longer need not be levelled: 0.1 us is a thousandth of them."""
-MAX_LAUNCH_GAP_US = 0.3
-"""Most microseconds by which the launches of two processes differ; more is not levelled."""
+MAX_LAUNCH_GAP_US, MAX_LAUNCH_SHARE = 0.3, 0.1
+"""Most microseconds by which the launches of two processes differ, and the share of the shortest call; more is not levelled."""
 MAX_SKEW = 1.25
 """Largest factor between eager's median call and the mean of its blocks."""
 
@@ -61,7 +61,7 @@ class Paired:
         return replace(self, log_ratio=ratio, low=ratio - (self.log_ratio - self.low), high=max(self.high, ratio))
 
 
-def levelled(eager_us: float | None, candidate_us: float | None) -> tuple[float, float]:
+def levelled(eager_us: float | None, candidate_us: float | None, shortest_us: float) -> tuple[float, float]:
     """Return what is to be taken from the times of both, so that neither gains by how fast its process launches kernels.
 
     An empty kernel takes longer in one process than in another, and every call of that process takes longer by as much.
@@ -69,13 +69,15 @@ def levelled(eager_us: float | None, candidate_us: float | None) -> tuple[float,
     Args:
         eager_us: microseconds of an empty kernel in eager's process; ``None`` if not known.
         candidate_us: the same in the candidate's process.
+        shortest_us: microseconds of the shortest call.
 
     Returns:
         Microseconds for eager and for the candidate: half of the difference each, with opposite signs.
     """
     if eager_us is None or candidate_us is None:
         return 0.0, 0.0
-    gap = max(-MAX_LAUNCH_GAP_US, min(MAX_LAUNCH_GAP_US, eager_us - candidate_us))
+    most = min(MAX_LAUNCH_GAP_US, MAX_LAUNCH_SHARE * shortest_us)
+    gap = max(-most, min(most, eager_us - candidate_us))
     return gap / 2, -gap / 2
 
 

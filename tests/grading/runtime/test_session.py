@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -208,14 +209,14 @@ def test_what_came_before_a_failing_call_on_a_gpu_counts(error: Exception, monke
         yield
 
     talk = SimpleNamespace(
-        engine=None, draw_call=lambda case, index, mode, repeat: index, compile_call=lambda drawn: None, settle=lambda: None,
-        make_call=made, gpu=SimpleNamespace(using=using),
+        engine=None, draw_call=lambda case, index, mode, repeat: index, make_call=made, gpu=SimpleNamespace(using=using),
+        compile_call=lambda drawn: None, finish_compiling=lambda: shared.append("compiled"),
     )  # fmt: skip
     assert RunnerSession.at_once(talk, TASK.cases[:5], [1] * 5) == [[0], [1], error] and done == [0, 1]  # type: ignore[arg-type]
-    assert shared == ["in"]
+    assert shared == ["compiled", "in"], "no call waits for a compiler with the GPU lock"
     monkeypatch.setattr(session, "TURN_SECONDS", -1.0)
     assert RunnerSession.at_once(talk, TASK.cases[:2], [1] * 2) == [[0], [1]]  # type: ignore[arg-type]
-    assert shared == ["in"] * 3, "others get their turn"
+    assert shared[2:] == ["compiled", "in", "in"], "others get their turn"
 
     def compile_call(drawn: int) -> None:
         if drawn == 1:
@@ -223,3 +224,10 @@ def test_what_came_before_a_failing_call_on_a_gpu_counts(error: Exception, monke
 
     talk.compile_call = compile_call
     assert RunnerSession.at_once(talk, TASK.cases[:5], [1] * 5) == [[0], error]  # type: ignore[arg-type]
+    assert shared[5:] == ["compiled", "in"], "also where a case cannot be compiled"
+    talk.compile_call, talk.finish_compiling = lambda drawn: None, partial(_raise, error)
+    assert RunnerSession.at_once(talk, TASK.cases[:5], [1] * 5) == [error]  # type: ignore[arg-type]
+
+
+def _raise(error: Exception) -> None:
+    raise error

@@ -97,10 +97,13 @@ def test_launches_are_timed_once_and_for_short_calls_only(us: float, asked: int)
     assert [s.asked for s in sides] == [asked] * 2
 
 
-@given(st.none() | st.floats(0.5, 50.0), st.none() | st.floats(0.5, 50.0))
-def test_levelling_favours_neither_side_and_is_bounded(eager_us: float | None, candidate_us: float | None) -> None:
-    shifts = ratio.levelled(eager_us, candidate_us)
+@given(st.none() | st.floats(0.5, 50.0), st.none() | st.floats(0.5, 50.0), st.floats(0.01, 100.0))
+def test_levelling_favours_neither_side_and_is_bounded(
+    eager_us: float | None, candidate_us: float | None, shortest_us: float
+) -> None:
+    shifts = ratio.levelled(eager_us, candidate_us, shortest_us)
     assert sum(shifts) == 0.0 and abs(shifts[0]) <= ratio.MAX_LAUNCH_GAP_US / 2
+    assert abs(shifts[0]) < shortest_us, "no time becomes negative, whatever a runner claims"
     if eager_us is None or candidate_us is None:
         assert shifts == (0.0, 0.0), "what is not known changes nothing"
     elif eager_us != candidate_us:
