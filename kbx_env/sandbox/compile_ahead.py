@@ -33,6 +33,7 @@ class _Kernel(FutureKernel):
 
     def __init__(self, finalize_compile: Callable[[Any], None], future: Future[Any], compile_fn: Callable[[], Any]) -> None:
         super().__init__(finalize_compile, future)
+        self.kernel: Any
         self.compile_fn = compile_fn
 
     def result(self, ignore_errors: bool = False) -> Any:
