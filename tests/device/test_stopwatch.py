@@ -293,7 +293,7 @@ def _flushed(device: FakeDevice, guards: bool = False) -> Stopwatch:
     watch = Stopwatch("cpu", device, guards=guards)
     watch._flush = device.alloc_dedicated(1 << 28)
     # Other tests of this process may have left threads.
-    others = {t.ident for t in threading.enumerate()} - {threading.get_ident()}
+    others = set(sys._current_frames()) - {threading.get_ident()}
     watch._frames = lambda: {k: f for k, f in sys._current_frames().items() if k not in others}
     return watch
 
