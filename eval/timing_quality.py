@@ -1,10 +1,10 @@
 """Measures the precision of speedups: kernels against themselves, repeated, slowed on purpose, and by other clocks.
 
-    python eval/timing_quality.py [--aa N] [--sides N] [--retest N] [--slowed N] [--workers W] [--seconds S]
+    python eval/timing_quality.py [--aa N] [--bias N] [--retest N] [--slowed N] [--workers W] [--seconds S]
                                   [--no-clocks] [--json FILE]
 
 Needs a GPU. ``--aa`` times a kernel against itself in two fresh processes: the ratio must be 1, and the interval must
-contain 1. ``--sides`` does the same with one of the two in the grader, on eager's side: neither side may be at an advantage.
+contain 1. ``--bias`` does the same with one of the two in the grader, in eager's place: neither place may be an advantage.
 ``--retest`` times kernels against eager repeatedly, each time in fresh processes. ``--slowed`` times a
 kernel against one that does 2 % more of the same work. Last come Triton's ``do_bench`` and the profiler's device time
 of the same kernels. All are done for calls of about 5, 20 to 70 and more than 200 us. Work is prepared in parallel and
@@ -103,7 +103,7 @@ def compared(job: tuple[str, str, str, str | None, str, int]) -> dict[str, Any]:
     task = load_task(task_id)
     case, secret = case_of(task, size), b"quality %d" % repeat
     began = time.perf_counter()
-    entry = _entry(task, second) if kind == "sides" else None
+    entry = _entry(task, second) if kind == "bias" else None
     sessions = [RunnerSession(_grader.zygote(), task, "cuda", secret, "eval", 60.0) for _ in range(1 if first is None else 2)]
     try:
         sessions[-1].gpu = sessions[0].gpu  # both share one lock of the GPU
@@ -155,14 +155,14 @@ def _entry(task: Task, source: str) -> Callable[..., Any]:
     return found
 
 
-def jobs(aa: int, retest: int, slowed: int, sides: int = 0) -> list[tuple[str, str, str, str | None, str, int]]:
+def jobs(aa: int, retest: int, slowed: int, bias: int = 0) -> list[tuple[str, str, str, str | None, str, int]]:
     """Return the pairs to time, sizes and tasks in turns.
 
     Args:
         aa: kernels against themselves.
         retest: kernels against eager.
         slowed: kernels against slower copies.
-        sides: kernels against themselves, one of them in the grader.
+        bias: kernels against themselves, one of them in the grader.
 
     Returns:
         Arguments of `compared`.
@@ -173,9 +173,9 @@ def jobs(aa: int, retest: int, slowed: int, sides: int = 0) -> list[tuple[str, s
         task, size = cases[k % len(cases)]
         source = expert_source(task) or ""
         found.append(("aa", task, size, source, source, k))
-    for k in range(sides):
+    for k in range(bias):
         task, size = cases[k % len(cases)]
-        found.append(("sides", task, size, None, expert_source(task) or "", k))
+        found.append(("bias", task, size, None, expert_source(task) or "", k))
     for k in range(retest):
         task, size = cases[k % len(cases)]
         found.append(("retest", task, size, None, expert_source(task) or "", k))
@@ -191,7 +191,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for kind, task, size in dict.fromkeys((r["kind"], r["task"], r["size"]) for r in rows):
         runs = [r for r in rows if (r["kind"], r["task"], r["size"]) == (kind, task, size)]
         logs = [math.log(r["ratio"]) for r in runs]
-        truth = {"aa": 1.0, "sides": 1.0, "slowed": SLOWER}.get(kind)
+        truth = {"aa": 1.0, "bias": 1.0, "slowed": SLOWER}.get(kind)
         middle = statistics.median(r["us"] for r in runs)
         bound = 0.01 if middle >= 20 else 0.03
         found.append({
@@ -249,7 +249,7 @@ def other_clocks() -> list[dict[str, Any]]:
 def _parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--aa", type=int, default=200)
-    p.add_argument("--sides", type=int, default=30)
+    p.add_argument("--bias", type=int, default=30)
     p.add_argument("--retest", type=int, default=30)
     p.add_argument("--slowed", type=int, default=20)
     p.add_argument("--workers", type=int, default=6)
@@ -264,7 +264,7 @@ class _Measurement:
 
     def __init__(self, a: argparse.Namespace) -> None:
         self.a, self.began = a, time.monotonic()
-        self.todo = jobs(a.aa, a.retest, a.slowed, a.sides)
+        self.todo = jobs(a.aa, a.retest, a.slowed, a.bias)
         self.rows: list[dict[str, Any]] = []
         self.failed: list[str] = []
         self.clocks: list[dict[str, Any]] | None = None
