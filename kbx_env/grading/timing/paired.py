@@ -144,7 +144,8 @@ def pair(
         on_round: called with the number of rounds so far.
 
     Returns:
-        Times in microseconds, and log(eager / candidate) with its 95 % interval: positive when the candidate is faster.
+        Times in microseconds, levelled if they are short, and log(eager / candidate) with its 95 % interval: positive when the
+        candidate is faster.
     """
     limit = precision.budget if budget is None else budget
     rounds: list[float] = []
