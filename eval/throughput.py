@@ -145,7 +145,8 @@ def _row(
     return {
         "task": piece.task, "kind": piece.kind, "verdict": str(outcome.verdict), "gpu": gpu, "worker": worker,
         "submitted": submitted - start, "begin": spans[0][2] - start, "end": at - start, "attempts": len(spans),
-        "seconds": meters.stage_seconds(outcome), "message": outcome.message[:200],
+        "seconds": meters.stage_seconds(outcome), "message": outcome.message[:1000],
+        "faults": list(outcome.manifest.get("faults", ())),
         "speedup": outcome.speedup,
         "notes": list(outcome.timing.notes) if outcome.timing else [],
     }  # fmt: skip

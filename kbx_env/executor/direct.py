@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 2
 """Gradings of one source before an infrastructure fault is final."""
-_MESSAGE = 300
+_MESSAGE = 1000
 """Characters of a fault's message that the manifest of the next attempt keeps."""
 
 

@@ -110,8 +110,7 @@ class Grader:
         except UsageError:
             raise
         except Exception as e:  # a dead GPU, no memory, a bug of the grader: never held against a submission
-            where = traceback.extract_tb(e.__traceback__)[-1]
-            message = f"{GRADER_FAILED}: {type(e).__name__}: {e} ({os.path.basename(where.filename)}:{where.lineno})"[:1000]
+            message = f"{GRADER_FAILED}: {type(e).__name__}: {e}"[:900] + f" ({_places(e)})"
             outcome = builder.end(Verdict.INFRA_FAULT, Stage.COMPILE, message, FaultKind.GRADER_FAILED)
         finally:
             if chosen_options.backend == "cuda":
@@ -121,6 +120,15 @@ class Grader:
         return replace(outcome, seconds={**outcome.seconds, "total": round(time.perf_counter() - start, 4)})
 
 
+def _places(error: BaseException) -> str:
+    """Return where an error was raised: the innermost places of this package, and of a library that it called."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if os.path.abspath(f.filename).startswith(_PACKAGE)][-3:]
+    last = [] if not frames or frames[-1] in own else [frames[-1]]
+    return " > ".join(f"{os.path.basename(f.filename)}:{f.lineno}" for f in own + last)
+
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _PROVEN = ("kbx_env", "task_fingerprint", "split", "torch_ops")
 """Entries of the manifest that a proof shares with the grading that it is for."""
 

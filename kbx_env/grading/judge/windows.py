@@ -24,7 +24,6 @@ from kbx_env.grading.judge.randomness import Line
 from kbx_env.grading.judge.ruling import PASSED, Answer, Ruling
 from kbx_env.spec.criteria import Windows
 
-SIGMAS = 7.0
 ROUNDINGS = 4.0
 """fp32 roundings on the way to (i + u) a: of the sum, of a and of the product, and one to spare."""
 HALF_ULP = 2.0**-24
@@ -404,19 +403,45 @@ def _in_steps(lines: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> bool:
 
 
 def _drawn(picked: Sequence[Sequence[int]], shares: Sequence[float]) -> Ruling:
-    """How often each pair of sequences came, and whether calls repeat each other."""
+    """How often each pair of sequences came, and whether calls repeat each other.
+
+    Args:
+        picked: numbers of the pairs, for each plane of each call.
+        shares: probability of each pair.
+
+    Returns:
+        The ruling; a right kernel is refused with a probability of about ``RARE`` a call.
+    """
+    from scipy import special
+
     for found in picked:
         n = len(found)
         chi = sum((found.count(k) - n * p) ** 2 / (n * p) for k, p in enumerate(shares))
-        dof = len(shares) - 1
-        # Few planes make rare counts: their sum is far from normal, and its own variance is added.
-        wide = math.sqrt(2 * dof + sum(1 / p for p in shares) / n)
-        if chi > dof + SIGMAS * wide:
+        if chi > _most_uneven(tuple(shares), n):
             return Ruling(False, "the windows are not drawn as they should be: some come far too often")
     if len(picked) > 1:
         n = len(picked[0])
         same = sum(a == b for a, b in zip(picked[0], picked[1], strict=True))
-        p = sum(s * s for s in shares)
-        if n * p * (1 - p) > 4 and same > n * p + SIGMAS * math.sqrt(n * p * (1 - p)):
+        # bdtrc(k, n, p) is the probability of more than k successes in n trials.
+        if same and special.bdtrc(same - 1, n, sum(s * s for s in shares)) < RARE:
             return Ruling(False, "two calls drew the same windows too often")
     return PASSED
+
+
+@functools.cache
+def _most_uneven(shares: tuple[float, ...], planes: int) -> float:
+    """Return Pearson's chi-square of so many planes that fair windows exceed with probability ``RARE``.
+
+    Its mean is the number of pairs less one. Its variance is larger than that of the chi-square distribution where planes are few
+    (J. B. S. Haldane, Biometrika 29, 1937), so the quantile is that of a gamma distribution with the same mean and variance. A normal
+    distribution would be wrong: with two degrees of freedom one in 4,600 exceeds seven standard deviations.
+
+    Args:
+        shares: probability of each pair, at least two.
+        planes: how many were drawn.
+    """
+    from scipy import special
+
+    mean = len(shares) - 1
+    variance = 2 * mean + (sum(1 / p for p in shares) - len(shares) ** 2 - 2 * mean) / planes
+    return float(variance / (2 * mean) * special.chdtri(2 * mean * mean / variance, RARE))

@@ -431,12 +431,12 @@ class RunnerContestant:
             claims = list(reply["results"])
             if len(claims) != len(calls):
                 raise wire.WireError(f"{len(claims)} results of {len(calls)} calls")
-        for claim in claims:
+        for claim, (_, with_inputs) in zip(claims, calls, strict=True):
             with readable():
                 answer, broken = self.session._answer(claim, data, decode)
             if broken:
                 raise _wrong(self.case, captured, broken)
-            found.append(Fetched(answer, captured))
+            found.append(Fetched(answer, captured, with_inputs))
         return found
 
     def rule(self, task: Task, args: Mapping[str, Any], fetched: Fetched, hosted: bool = False) -> None:
@@ -483,6 +483,8 @@ class Fetched:
     answer: Answer
     captured: bool
     """Whether it is one of the captured calls."""
+    inputs: bool = False
+    """Whether ``answer`` has the inputs as the call left them."""
 
     @property
     def storages(self) -> dict[int, int]:

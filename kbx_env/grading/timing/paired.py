@@ -77,9 +77,13 @@ that is less than ``JUDGE_MEMORY``: elementwise tasks take 6 to 8."""
 MORE_MEMORY, MEMORY_SLACK = 4, 2.0
 """Work whose memory was not enough is repeated with so many times as much. Torch may allocate ``MEMORY_SLACK`` times what
 is reserved: its allocator rounds up and keeps gaps, and graders use less than they reserve most of the time."""
-MEMORY_ATTEMPTS, MEASURE_ATTEMPTS, MEMORY_PAUSE_SECONDS = 4, 3, 1.0
-"""Attempts at work that has all the memory reserved that timing may reserve, and at measuring, and seconds between them. In a pause
-others judge results that they hold; they cannot while all memory is reserved."""
+MEMORY_ATTEMPTS, MEASURE_ATTEMPTS, MEMORY_PAUSE_SECONDS, MEMORY_WAIT_SECONDS = 4, 3, 1.0, 20.0
+"""Attempts at work that has all the memory reserved that timing may reserve, and at measuring, and least and most seconds between
+them, by when enough memory is free. In a pause others judge results that they hold; they cannot while all memory is reserved. With
+14 workers on a GPU of 80 GB they may have to wait for seconds before they do."""
+MEASURED_MEMORY = 13
+"""Free device memory for which measuring waits after it had too little, in multiples of the bytes of the inputs: the largest case of
+all tasks took 36 GiB for 2.9 GiB."""
 FREE_SHARE = 0.8
 """Share of the free device memory for work that has all the memory reserved that timing may reserve. On a GPU of 80 GB
 judging one GiB of inputs needs 22 GiB, almost twice that memory; the rest is for who measures."""
@@ -366,7 +370,8 @@ def time_task(
     rows: list[CaseTime] = []
     while len(rows) < len(cases):
         todo = slice(len(rows), None)
-        latest = _with_memory(session, more, partial(measuring.run, candidates[todo], work[todo], len(rows)))
+        measure = partial(measuring.run, candidates[todo], work[todo], len(rows))
+        latest = _with_memory(session, more, measure, MEASURED_MEMORY * needed[len(rows)])
         measured += latest
         # The lock is released: other gradings use the GPU while the results are judged. The smallest case comes first: a larger
         # one needs no more memory for each byte of its inputs.
@@ -387,7 +392,7 @@ def _compile(candidate: RunnerContestant) -> None:
     candidate.dry()
 
 
-def _with_memory(session: RunnerSession, share: float, work: Callable[[], _Done]) -> _Done:
+def _with_memory(session: RunnerSession, share: float, work: Callable[[], _Done], needed: float = 0.0) -> _Done:
     """Do work, and where the GPU's memory does not last, do it again while no other grading has memory reserved.
 
     Memory that others hold must not count against a submission. If it is not enough without them either, it does.
@@ -396,6 +401,7 @@ def _with_memory(session: RunnerSession, share: float, work: Callable[[], _Done]
         session: of the grading.
         share: of the memory that timing may reserve, which the work needs besides its own; 0 or less for none.
         work: may be called ``MEASURE_ATTEMPTS`` times.
+        needed: bytes that it may need; another attempt waits until so much is free.
 
     Returns:
         What the work returns.
@@ -408,10 +414,27 @@ def _with_memory(session: RunnerSession, share: float, work: Callable[[], _Done]
             if attempt == MEASURE_ATTEMPTS or not session.gpu.contended or "out of memory" not in str(e).lower():
                 raise
         give_back()
-        if share >= 1.0:
-            time.sleep(MEMORY_PAUSE_SECONDS)  # for others to judge what they hold
+        _await_memory(session, needed, MEMORY_PAUSE_SECONDS if share >= 1.0 else 0.0)
         share = 1.0
     raise AssertionError("unreachable")
+
+
+def _await_memory(session: RunnerSession, needed: float, least: float) -> None:
+    """Wait until so much memory of the device is free, for at most ``MEMORY_WAIT_SECONDS``.
+
+    Args:
+        session: of the grading; its ``waited`` grows.
+        needed: bytes; for more than ``FREE_SHARE / 2`` of the device nobody waits, because contexts may take the rest.
+        least: seconds that are waited in any case, for others to judge what they hold.
+    """
+    if least:
+        time.sleep(least)
+    if not torch.cuda.is_available():
+        return
+    needed, began = min(needed, FREE_SHARE / 2 * torch.cuda.get_device_properties(0).total_memory), time.monotonic()
+    while _free_bytes() < needed and time.monotonic() - began < MEMORY_WAIT_SECONDS:
+        time.sleep(0.1)
+    session.gpu.waited += time.monotonic() - began
 
 
 def reservable(total: int, others: int | None, contexts: int) -> int:
@@ -475,7 +498,7 @@ class _Reservations:
                     give_back(KEPT_BYTES)
             if size == self._shared_bytes:
                 # Others hold results that they could not judge while all memory was reserved here.
-                time.sleep(MEMORY_PAUSE_SECONDS)
+                _await_memory(self._session, needed / FREE_SHARE, MEMORY_PAUSE_SECONDS)
         raise AssertionError("unreachable")
 
     @contextlib.contextmanager
@@ -768,7 +791,7 @@ class _Measuring:
         # results.
         few = isinstance(self.task.truth, Sample | Windows)
         most = 3 if few else max(3, min(MAX_KEPT_RESULTS, MAX_KEPT_BYTES // max(1, work.kept_bytes)))
-        seen = 0
+        seen, large = 0, most * (work.tensor_bytes - work.kept_bytes)  # bytes of the inputs of all that are kept
 
         def check(order: list[int], drawn: list[Window]) -> None:
             # Any timed call may be judged, and the runner learns which one after all calls of its block: a kernel that
@@ -778,8 +801,10 @@ class _Measuring:
             place = len(results) if len(results) < most else secrets.randbelow(seen)
             if place < most:
                 k = secrets.randbelow(len(order))
-                # Inputs may be large; one time in four is often enough to see that a call leaves them unchanged.
-                inputs = order[k] not in order[k + 1 :] and secrets.randbelow(4) == 0
+                # One time in four is often enough to see that a call leaves its inputs unchanged, and of large inputs one copy:
+                # three of the largest case's would be 9 GiB, which nobody has reserved.
+                room = large <= MAX_KEPT_BYTES or not any(fetched.inputs for _, fetched in results)
+                inputs = order[k] not in order[k + 1 :] and room and secrets.randbelow(4) == 0
                 results[place : place + 1] = [(drawn[k], candidate.fetch([(k, inputs)])[0])]
 
         for attempt in range(1, ATTEMPTS + 1):
