@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,6 +25,9 @@ from kbx_env.options import GradeOptions
 from kbx_env.outcome import Evidence, FaultKind, Outcome, Stage, Verdict, Violation
 from kbx_env.spec.criteria import Close, Exact, QuantizationScheme
 from kbx_env.spec.task import Case, Task
+
+if TYPE_CHECKING:
+    from kbx_env.grading.beside_proof import BesideProof
 
 _FROM_CPU_TIER = (
     "findings", "kernels", "moved_bytes", "sector_bytes", "reread_bytes", "flops", "stored_share", "depends_on", "passing",
@@ -68,6 +71,7 @@ class GradingContext:
         earlier_draws: random numbers that calls of earlier cases have drawn, for judges of randomness.
         gate: why the published gate refuses the source, in the paper's check; empty if it does not.
         drawn: by the number of a derived case, the arguments of its first call and what is known about them, until it is judged.
+        beside: the work of the compile stage, if it was done beside the proof (CUDA).
     """
 
     task: Task
@@ -87,6 +91,8 @@ class GradingContext:
     earlier_draws: list[Any] = field(default_factory=list)
     gate: str = ""
     drawn: dict[int, tuple[dict[str, Any], judges.Known]] = field(default_factory=dict)
+    beside: BesideProof | None = None
+    _abandoned: bool = False
     _session: RunnerSession | None = None
 
     def select_cases(self) -> None:
@@ -193,7 +199,15 @@ class GradingContext:
         )  # fmt: skip
         self._session.drawn = {index: args for index, (args, _) in self.drawn.items()}
         self.builder.gpu = self._session.gpu
+        if self._abandoned:
+            self._session.abandon()
         return self._session
+
+    def abandon_session(self) -> None:
+        """End the submission's process, if there is one, or else once it has started: its commands fail from now on."""
+        self._abandoned = True
+        if self._session is not None:
+            self._session.abandon()
 
     def close(self) -> None:
         """End the session, if there is one, and start the runner of the next grading."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import replace
+from functools import partial
 
 from kbx_env.grading.ablations import DefenceLayer
+from kbx_env.grading.beside_proof import BesideProof, cores_are_idle
 from kbx_env.grading.context import GradingContext
 from kbx_env.grading.record import OutcomeBuilder
 from kbx_env.grading.runtime.untrusted import GradingAborted
@@ -22,6 +24,7 @@ from kbx_env.grading.stages import (
     ProveWork,
     Screen,
     Time,
+    begin_on_gpu,
     beside_compiled,
 )
 from kbx_env.grading.threads import single_threaded
@@ -33,7 +36,8 @@ class ProveOnCpu:
 
     The CPU tier executes the launches itself, with other secret inputs. A failing outcome there ends the grading. A kernel
     that the CPU tier cannot execute goes on without that evidence. The paper's check asks for no evidence. A proof that was
-    made before, by a worker of a ``TieredPool``, is not made again.
+    made before, by a worker of a ``TieredPool``, is not made again. Where cores are idle, the kernels are compiled for the GPU
+    meanwhile.
     """
 
     def run(self, context: GradingContext) -> Outcome | None:
@@ -47,14 +51,40 @@ class ProveOnCpu:
         start, builder = time.perf_counter(), context.builder
         proof = context.proof
         if proof is None:
-            with single_threaded():
-                proof = run_pipeline(on_cpu_tier(context))
-        builder.seconds["proof"] = time.perf_counter() - start
+            proof = self._prove(context)
+        else:
+            builder.seconds["proof"] = time.perf_counter() - start
         context.cpu_evidence = proof.evidence if proof.correct else None
-        if proof.correct or proof.verdict is Verdict.INFRA_FAULT:
+        if goes_on(proof):
             return None
         seconds = {**builder.seconds, **proof.seconds}
         return replace(proof, backend="cuda", message=f"executed on the CPU tier: {proof.message}", seconds=seconds)
+
+    @staticmethod
+    def _prove(context: GradingContext) -> Outcome:
+        """Grade the source on the CPU tier; begin to compile for the GPU beside that, if cores are idle."""
+        start, waited = time.perf_counter(), 0.0
+        with single_threaded():
+            beside = BesideProof(context, partial(begin_on_gpu, context)) if cores_are_idle() else None
+            try:
+                proof = run_pipeline(on_cpu_tier(context))
+                took = time.perf_counter() - start
+            except BaseException:
+                if beside is not None:
+                    beside.abandon()
+                raise
+            if beside is not None and goes_on(proof):
+                waited = beside.await_end()
+                context.beside = beside
+            elif beside is not None:
+                beside.abandon()
+        context.builder.seconds |= {"proof": took} | ({Stage.COMPILE: waited} if context.beside is not None else {})
+        return proof
+
+
+def goes_on(proof: Outcome) -> bool:
+    """Return whether a grading goes on after this proof: the kernel is right, or the CPU tier cannot execute it."""
+    return proof.correct or proof.verdict is Verdict.INFRA_FAULT
 
 
 STAGES: tuple[GradingStage, ...] = (

@@ -73,6 +73,15 @@ class Compile:
     def run(self, context: GradingContext) -> Outcome | None:
         """See ``GradingStage.run``."""
         context.stage = Stage.COMPILE
+        if context.beside is not None:  # done while the CPU tier proved the source
+            context.beside.finish()
+            return None
+        self.compile(context)
+        return None
+
+    @staticmethod
+    def compile(context: GradingContext) -> None:
+        """Do the stage's work; arguments and errors as for ``run``."""
         with context.aside("cases"):
             context.processes.start()  # a cold zygote gets warm meanwhile
             context.select_cases()
@@ -86,7 +95,29 @@ class Compile:
                 with survived():
                     session.call(context.cases[first], first, "ablate", quiet=True)
                 context.build()
-        return None
+
+
+def begin_on_gpu(context: GradingContext) -> None:
+    """Load the submission on the GPU, and begin to compile what its calls launch; nothing is launched.
+
+    Args:
+        context: of this grading.
+
+    Raises:
+        GradingAborted: the submission ended the grading.
+        SandboxError: the machine is to blame.
+    """
+    Compile.compile(context)
+    context.session.begin_calls(context.cases, needed_calls(context))
+    if context.options.timed:
+        from kbx_env.grading.timing import paired
+
+        paired.begin_compiling(context.task, context.session, context.options.sizes)
+
+
+def needed_calls(context: GradingContext) -> list[int]:
+    """Return how many calls the judge needs of each case."""
+    return [judges.calls_needed(context.task, c) for c in context.cases]
 
 
 class Correct:
@@ -99,7 +130,7 @@ class Correct:
             session.engine.keep = not context.as_published
         context.accumulator.takes_inputs = bool(context.task.takes)
         with context.timed(Stage.CORRECT):
-            needed = [judges.calls_needed(context.task, c) for c in context.cases]
+            needed = needed_calls(context)
             made = session.at_once(context.cases, needed) if session.engine is None else []
             for index, case in enumerate(context.cases):
                 context.builder.stopped_at, context.builder.stopped_in = index + 1, case.label()

@@ -432,9 +432,9 @@ def _drawn(picked: Sequence[Sequence[int]], shares: Sequence[float]) -> Ruling:
 def _most_uneven(shares: tuple[float, ...], planes: int) -> float:
     """Return Pearson's chi-square of so many planes that fair windows exceed with probability ``RARE``.
 
-    Its mean is the number of pairs less one. Its variance is larger than that of the chi-square distribution where planes are few
-    (J. B. S. Haldane, Biometrika 29, 1937), so the quantile is that of a gamma distribution with the same mean and variance. A normal
-    distribution would be wrong: with two degrees of freedom one in 4,600 exceeds seven standard deviations.
+    Its mean is the number of pairs less one. Its variance is not quite that of the chi-square distribution where planes are few
+    (J. B. S. Haldane, Biometrika 29, 1937), so the quantile is that of a gamma distribution with the same mean and variance.
+    A normal distribution would be wrong: with two degrees of freedom one in 4,600 exceeds seven standard deviations.
 
     Args:
         shares: probability of each pair, at least two.

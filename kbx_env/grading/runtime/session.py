@@ -182,7 +182,8 @@ class RunnerSession:
         self.sent: dict[str, Any] = {}
         self.drawn: dict[int, dict[str, Any]] = {}
         self.case_bytes = 0
-        self._started = False
+        self._started = self._abandoned = False
+        self._begun: tuple[list[list[DrawnCall]], list[Exception]] | None = None
         self._bases: dict[str, Any] = {}
         self._served = self._log_number = self._repeats = 0
 
@@ -195,6 +196,11 @@ class RunnerSession:
             self.engine.close()
         if self.compiler is not None:
             self.compiler.close()
+
+    def abandon(self) -> None:
+        """Kill the runner: a command that another thread waits for fails, and so does every later one."""
+        self._abandoned = True
+        self.runner.kill()
 
     def ask(
         self, header: dict[str, Any], blobs: list[bytes] | None = None, *, extra: float = 0.0, idle: bool = False
@@ -233,6 +239,8 @@ class RunnerSession:
             more = f" beside {given:.0f} s for compilers" if given > 0 else ""
             raise self._lost(Verdict.TIMEOUT, f"no result within {self.budget.wall:.0f} s of wall time{more}") from None
         except wire.Gone:
+            if self._abandoned:
+                raise self._lost(Verdict.RUNTIME_ERROR, "the grading was given up") from None
             fate = self.runner.fate()
             self._read_log()
             if fate in OUTSIDE and not self.denied:
@@ -558,6 +566,18 @@ class RunnerSession:
         verdicts = {"timeout": Verdict.TIMEOUT, "compile": Verdict.COMPILE_ERROR}
         return GradingAborted(verdicts.get(e.kind, Verdict.RUNTIME_ERROR), text)
 
+    def begin_calls(self, cases: Sequence[Case], needed: Sequence[int]) -> None:
+        """Draw the calls of every case, and begin to compile what they launch; ``at_once`` makes them. Arguments as there."""
+        ready, ended = list[list[DrawnCall]](), list[Exception]()
+        self._begun = ready, ended
+        try:
+            for index, case in enumerate(cases):
+                drawn = [self.draw_call(case, index, "run", repeat) for repeat in range(needed[index])]
+                self.compile_call(drawn[0])
+                ready.append(drawn)
+        except Exception as e:
+            ended.append(e)
+
     def at_once(self, cases: Sequence[Case], needed: Sequence[int]) -> list[list[CallResult] | Exception]:
         """Make the calls of every case on a GPU. Drawing and compiling come before and judging after, so that the GPU lock is taken
         seldom and held shortly.
@@ -569,14 +589,10 @@ class RunnerSession:
         Returns:
             The results of each case. An exception of a call, or of compiling for it, takes its place and is the last.
         """
-        ready, ended = list[list[DrawnCall]](), list[Exception]()
-        try:
-            for index, case in enumerate(cases):
-                drawn = [self.draw_call(case, index, "run", repeat) for repeat in range(needed[index])]
-                self.compile_call(drawn[0])
-                ready.append(drawn)
-        except Exception as e:
-            ended.append(e)
+        if self._begun is None:
+            self.begin_calls(cases, needed)
+        assert self._begun is not None
+        (ready, ended), self._begun = self._begun, None
         try:
             self.finish_compiling()  # a call would wait for it with the GPU lock
         except Exception as e:

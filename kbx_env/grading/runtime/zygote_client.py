@@ -237,18 +237,22 @@ class Runner:
             pass
         return None if status == ALIVE else status
 
-    def close(self) -> None:
-        """Close the socket and kill the process group: no process of a submission outlives its grading."""
-        with contextlib.suppress(OSError):
-            self._sock.close()
-        with contextlib.suppress(OSError):
-            os.close(self._log)
+    def kill(self) -> None:
+        """Kill the process group. Who waits for a reply is told that the process is gone."""
         try:
             self._zygote.ask({"end": self.pid})
         except SandboxError:
             for kill in (os.killpg, os.kill):
                 with contextlib.suppress(OSError):
                     kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Close the socket and kill the process group: no process of a submission outlives its grading."""
+        with contextlib.suppress(OSError):
+            self._sock.close()
+        with contextlib.suppress(OSError):
+            os.close(self._log)
+        self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> Runner:

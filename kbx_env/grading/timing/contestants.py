@@ -260,9 +260,13 @@ class RunnerContestant:
         self.session.budget.restart(PREPARE_SECONDS * cases)
         self.session.finish_compiling()
 
-    def release(self) -> None:
-        """Free the inputs and all memory of the runner; no kernel runs."""
-        self._ask({"do": "release"}, idle=True)
+    def release(self, ahead: bool = False) -> None:
+        """Free the inputs and all memory of the runner; no kernel runs.
+
+        Args:
+            ahead: do not wait for the kernels that are being compiled.
+        """
+        self._ask({"do": "release"} | ({"ahead": True} if ahead else {}), idle=True)
 
     def warm(self) -> None:
         """Make the first calls. Autotuners measure in them, so the GPU must be held alone."""

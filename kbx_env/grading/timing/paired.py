@@ -82,8 +82,8 @@ MEMORY_ATTEMPTS, MEASURE_ATTEMPTS, MEMORY_PAUSE_SECONDS, MEMORY_WAIT_SECONDS = 4
 them, by when enough memory is free. In a pause others judge results that they hold; they cannot while all memory is reserved. With
 14 workers on a GPU of 80 GB they may have to wait for seconds before they do."""
 MEASURED_MEMORY = 13
-"""Free device memory for which measuring waits after it had too little, in multiples of the bytes of the inputs: the largest case of
-all tasks took 36 GiB for 2.9 GiB."""
+"""Free device memory for which measuring waits after it had too little, in multiples of the bytes of the inputs: the largest
+case of all tasks took 36 GiB for 2.9 GiB."""
 FREE_SHARE = 0.8
 """Share of the free device memory for work that has all the memory reserved that timing may reserve. On a GPU of 80 GB
 judging one GiB of inputs needs 22 GiB, almost twice that memory; the rest is for who measures."""
@@ -384,6 +384,28 @@ def time_task(
         rows += judged
     places = [order.index(k) for k in range(len(cases))]
     return _summary([measured[k] for k in places], [rows[k] for k in places], measuring, precision)
+
+
+def begin_compiling(task: Task, session: RunnerSession, sizes: str) -> None:
+    """Begin to compile the kernels of all timed cases, before their turn; the GPU is not used.
+
+    Whatever goes wrong is left to ``time_task``, which compiles what is missing. The submission's time is not charged.
+
+    Args:
+        task: the task.
+        session: with the loaded submission.
+        sizes: which timing cases, one of ``kbx_env.options.SIZES``.
+    """
+    memory, left = torch.cuda.get_device_properties(0).total_memory, session.budget.left
+    candidate = None
+    with contextlib.suppress(RuntimeError, GradingAborted, SandboxError):
+        for case in compulsory_work.fitting(task, memory, timed(task, sizes)):
+            candidate = RunnerContestant(session, case)
+            _compile(candidate)
+    if candidate is not None:
+        with contextlib.suppress(RuntimeError, GradingAborted, SandboxError):
+            candidate.release(ahead=True)
+    session.budget.left = left
 
 
 def _compile(candidate: RunnerContestant) -> None:

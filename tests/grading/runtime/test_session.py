@@ -210,8 +210,9 @@ def test_what_came_before_a_failing_call_on_a_gpu_counts(error: Exception, monke
 
     talk = SimpleNamespace(
         engine=None, draw_call=lambda case, index, mode, repeat: index, make_call=made, gpu=SimpleNamespace(using=using),
-        compile_call=lambda drawn: None, finish_compiling=lambda: shared.append("compiled"),
+        compile_call=lambda drawn: None, finish_compiling=lambda: shared.append("compiled"), _begun=None,
     )  # fmt: skip
+    talk.begin_calls = partial(RunnerSession.begin_calls, talk)
     assert RunnerSession.at_once(talk, TASK.cases[:5], [1] * 5) == [[0], [1], error] and done == [0, 1]  # type: ignore[arg-type]
     assert shared == ["compiled", "in"], "no call waits for a compiler with the GPU lock"
     monkeypatch.setattr(session, "TURN_SECONDS", -1.0)
@@ -227,6 +228,10 @@ def test_what_came_before_a_failing_call_on_a_gpu_counts(error: Exception, monke
     assert shared[5:] == ["compiled", "in"], "also where a case cannot be compiled"
     talk.compile_call, talk.finish_compiling = lambda drawn: None, partial(_raise, error)
     assert RunnerSession.at_once(talk, TASK.cases[:5], [1] * 5) == [error]  # type: ignore[arg-type]
+    talk.finish_compiling = lambda: None
+    talk.begin_calls(TASK.cases[:2], [1] * 2)
+    talk.begin_calls = None  # what was begun beside the proof is not begun again
+    assert RunnerSession.at_once(talk, TASK.cases[:2], [1] * 2) == [[0], [1]]  # type: ignore[arg-type]
 
 
 def _raise(error: Exception) -> None:

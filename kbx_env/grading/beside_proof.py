@@ -1,0 +1,79 @@
+"""Loads a submission for the GPU and compiles its kernels while the CPU tier proves it, where cores are idle.
+
+Who waits for one verdict waits for two things that do not need each other: the proof, which takes one core, and the compilers.
+Where cores are busy the work is not begun: a kernel that the proof refuses has no use for it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from kbx_env.grading.context import GradingContext
+
+IDLE_SHARE = 0.5
+"""Share of the cores that may be busy where kernels are compiled beside the proof: compilers then take the others."""
+
+
+class BesideProof:
+    """Work on a grading in a thread, beside its proof.
+
+    Args:
+        context: of the grading; the thread opens its session.
+        work: what the thread does. An error that it raises is raised by ``finish``.
+    """
+
+    def __init__(self, context: GradingContext, work: Callable[[], None]) -> None:
+        self._context, self._work = context, work
+        self._error: BaseException | None = None
+        self._seconds = dict(context.builder.seconds)
+        self._thread = threading.Thread(target=self._run, name="beside-proof", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            torch.set_num_threads(1)
+            self._work()
+        except BaseException as e:
+            self._error = e
+
+    def _join(self) -> None:
+        self._thread.join()
+        # What was done beside the proof took none of the grading's time.
+        self._context.builder.seconds = dict(self._seconds)
+        self._context.gpu.waited = 0.0
+
+    def await_end(self) -> float:
+        """Wait for the thread.
+
+        Returns:
+            Seconds waited.
+        """
+        began = time.perf_counter()
+        self._join()
+        return time.perf_counter() - began
+
+    def finish(self) -> None:
+        """Raise what the work has raised, after ``await_end``."""
+        if self._error is not None:
+            raise self._error
+
+    def abandon(self) -> None:
+        """End the runner and the thread: the proof has failed, or could not be made."""
+        self._context.abandon_session()
+        self._join()
+
+
+def cores_are_idle() -> bool:
+    """Return whether at most ``IDLE_SHARE`` of this process's cores are busy now; false where the system does not tell."""
+    try:
+        running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
+        return running <= IDLE_SHARE * len(os.sched_getaffinity(0))
+    except (OSError, ValueError, IndexError):
+        return False
+
