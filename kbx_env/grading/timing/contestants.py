@@ -378,12 +378,13 @@ class RunnerContestant:
             raise _refused(why)
         return why
 
-    def replayed(self, windows: InputWindows, result_bytes: int) -> list[tuple[Window, Fetched]]:
+    def replayed(self, windows: InputWindows, result_bytes: int, few_inputs: bool = False) -> list[tuple[Window, Fetched]]:
         """Replay the captured calls once on new values, and fetch results of calls that are chosen in secret.
 
         Args:
             windows: source of the values.
             result_bytes: bytes of a correct result: of large ones only ``JUDGED`` are fetched.
+            few_inputs: inputs are large, so those of one slot are fetched, and otherwise those of each.
 
         Returns:
             The window and the result of each chosen call.
@@ -396,10 +397,12 @@ class RunnerContestant:
         chosen = rng.sample(range(count), min(count, wanted))
         # All calls on a slot share its input tensors, which are as the last of them left them.
         firsts = {slot: k for k, slot in reversed([(k, self._order[k]) for k in chosen])}
-        fetched = dict(zip(chosen, self.fetch([(k, firsts[self._order[k]] == k) for k in chosen], captured=True), strict=True))
+        firsts = dict(rng.sample(sorted(firsts.items()), 1)) if few_inputs else firsts
+        calls = [(k, firsts.get(self._order[k]) == k) for k in chosen]
+        fetched = dict(zip(chosen, self.fetch(calls, captured=True), strict=True))
         left = {slot: fetched[k].answer.after for slot, k in firsts.items()}
         return [
-            (drawn[slot], replace(fetched[k], answer=replace(fetched[k].answer, after=left[slot])))
+            (drawn[slot], replace(fetched[k], answer=replace(fetched[k].answer, after=left.get(slot, {}))))
             for k, slot in ((k, self._order[k]) for k in chosen)
         ]
 

@@ -28,7 +28,7 @@ from pathlib import Path
 from kbx_env.grading import gpu_turns
 
 PARTS = 16
-"""Parts into which the GPU memory that timing may reserve is divided; each part is one lock file."""
+"""Parts into which each pool of GPU memory that timing may reserve is divided; each part is one lock file."""
 UNRESERVED = 0.5 / PARTS
 """Largest share of that memory that is used without a reservation: most cases are small, and need not wait behind a
 large one."""
@@ -182,11 +182,12 @@ class GpuLock:
         return not self._window_open() and self._exclusive_waiting()
 
     @contextlib.contextmanager
-    def room(self, parts: int) -> Iterator[float]:
+    def room(self, parts: int, pool: str = "room") -> Iterator[float]:
         """Reserve memory of the GPU within the block.
 
         Args:
             parts: how many of ``PARTS``.
+            pool: the name of the memory that is divided.
 
         Yields:
             Seconds waited.
@@ -195,9 +196,9 @@ class GpuLock:
         try:
             # Later requests wait behind this lock: otherwise a stream of small ones would keep a large one waiting for
             # ever.
-            with self._locked("room", fcntl.LOCK_EX, pauses=pauses):
+            with self._locked(pool, fcntl.LOCK_EX, pauses=pauses):
                 while len(reserved) < parts:
-                    free = [fd for k in range(PARTS) if (fd := self._try(f"part{k}", fcntl.LOCK_EX)) is not None]
+                    free = [fd for k in range(PARTS) if (fd := self._try(f"{pool}{k}", fcntl.LOCK_EX)) is not None]
                     reserved += free[: parts - len(reserved)]
                     for fd in free:
                         if fd not in reserved:
@@ -407,14 +408,15 @@ class GpuHold:
         return self._hold(None if self._gpu_lock is None else functools.partial(self._gpu_lock.alone, quiet), "alone")
 
     @contextlib.contextmanager
-    def room(self, share: float) -> Iterator[None]:
-        """Reserve a share of the memory that timing may use, within the block.
+    def room(self, share: float, pool: str = "room") -> Iterator[None]:
+        """Reserve a share of a pool of the memory that timing may use, within the block.
 
-        Reserve before taking the GPU itself, and never inside another reservation: two gradings would wait for each
-        other.
+        Reserve before taking the GPU itself, and never inside another reservation of the same pool: two gradings would wait for
+        each other. Who has some of the pool ``kept`` may reserve some of ``room``, and not the other way round.
 
         Args:
-            share: of that memory; more than 1 counts as 1, and at most ``UNRESERVED`` is not reserved.
+            share: of the pool; more than 1 counts as 1, and at most ``UNRESERVED`` is not reserved.
+            pool: ``room``, for work; ``kept``, for results that wait for their judge.
         """
         if self._gpu_lock is None:
             yield
@@ -422,7 +424,7 @@ class GpuHold:
         if share <= UNRESERVED:
             yield
             return
-        with self._gpu_lock.room(_parts(share)) as waited:
+        with self._gpu_lock.room(_parts(share), pool) as waited:
             self.waited += waited
             yield
 

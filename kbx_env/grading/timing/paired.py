@@ -33,6 +33,7 @@ from kbx_env.grading.sizes import timed
 from kbx_env.grading.timing import gpu_lock, input_windows
 from kbx_env.grading.timing import roofline as rooflines
 from kbx_env.grading.timing.contestants import (
+    JUDGED,
     SLOTS,
     Contestant,
     EagerContestant,
@@ -87,9 +88,13 @@ case of all tasks took 36 GiB for 2.9 GiB."""
 FREE_SHARE = 0.8
 """Share of the free device memory for work that has all the memory reserved that timing may reserve. On a GPU of 80 GB
 judging one GiB of inputs needs 22 GiB, almost twice that memory; the rest is for who measures."""
-KEPT_MEMORY_SHARE = 0.03
-"""Share of the device's memory for results that a grading has measured and not judged yet. Whoever holds more judges
-them before it measures its next case: this memory is not reserved, and a dozen gradings may hold so much."""
+KEPT_MEMORY_SHARE, KEPT_MEMORY_MOST = 0.3, 0.03
+"""Share of the device's memory for results that all gradings have measured and not judged yet, and most for one grading.
+Whoever holds more judges them before it measures its next case. This memory is not reserved."""
+KEPT_POOL_SHARE = 0.25
+"""Share of the device's memory for such results of cases whose results need more than that. It is reserved before they are
+measured, until they are judged: on 80 GB the results of six gradings with cases of 1 to 3 GiB took 30 GiB, and nobody could measure
+another case of this size."""
 CONTEXT_BYTES = 900 << 20
 """Device memory of each process for its CUDA context and the kernels that torch loads (0.8 to 1 GiB on an H100, with two
 hardware queues). Graders and runners each have one; this memory cannot be reserved."""
@@ -333,8 +338,8 @@ def time_task(
     # gets no values, and the GPU is not used.
     for candidate in candidates:
         _with_memory(session, 0.0, partial(_compile, candidate))
+    candidates[-1].release(ahead=True)  # a compiler needs no inputs
     candidates[-1].finish_compiling(len(cases))
-    candidates[-1].release()
 
     reserve = _Reservations(session, memory)
     smallest = needed.index(min(needed))
@@ -346,17 +351,7 @@ def time_task(
             counted = reserve.run(COUNT_MEMORY * needed[index], partial(_counted, task, case, session))
         work.append(counted)
 
-    # Small values, and matrices of special kinds, which are slow to draw, are drawn before the GPU is held alone. Large
-    # ones wait in the host's memory.
-    early, kept_bytes = dict[int, InputWindows](), 0
-    for index, case in enumerate(cases):
-        size = input_windows.bytes_of_draws(compulsory_work.input_bytes(task, case))
-        if kept_bytes + size <= QUEUED_MEMORY_SHARE * memory:
-            kept_bytes += size
-            with session.gpu.using():
-                early[index] = draw(index, "time")
-        elif input_windows.slow_to_draw(task, case):
-            early[index] = reserve.run(COUNT_MEMORY * needed[index], partial(_drawn_to_host, draw, index, session))
+    early = _drawn_early(task, cases, draw, session, QUEUED_MEMORY_SHARE * memory, reserve)
 
     def draw_timed(index: int) -> InputWindows:
         # Large values are drawn again for the judge: they would fill the GPU while the grading waits.
@@ -365,22 +360,27 @@ def time_task(
     # A case that needs more memory than the rest reserves the difference before it queues for the GPU: a grading that
     # holds the GPU alone must not wait for memory.
     more = (MEASURE_MEMORY * largest - (1 - SHARE) * 0.8 * memory) / (SHARE * memory)
-    measuring = _Measuring(task, draw_timed, BY_NAME[precision], KEPT_MEMORY_SHARE * memory)
+    graders = max(1, len(session.gpu.living()) // 2)  # each has a runner
+    unreserved = min(KEPT_MEMORY_SHARE / graders, KEPT_MEMORY_MOST) * memory
+    measuring = _Measuring(task, draw_timed, BY_NAME[precision], unreserved)
     measured: list[_Measured] = []
     rows: list[CaseTime] = []
     while len(rows) < len(cases):
         todo = slice(len(rows), None)
         measure = partial(measuring.run, candidates[todo], work[todo], len(rows))
-        latest = _with_memory(session, more, measure, MEASURED_MEMORY * needed[len(rows)])
-        measured += latest
-        # The lock is released: other gradings use the GPU while the results are judged. The smallest case comes first: a larger
-        # one needs no more memory for each byte of its inputs.
-        each, judged = float(JUDGE_MEMORY), list[CaseTime]()
-        for one, index in zip(reversed(latest), range(len(measured) - 1, len(rows) - 1, -1), strict=True):
-            work_of_judge = partial(_case_time, task, one, partial(draw_timed, index), measuring)
-            judged.insert(0, reserve.run(each * needed[index], work_of_judge))
-            each = min(each, KNOWN_MEMORY * reserve.peak_bytes / max(1, needed[index])) if reserve.peak_bytes else each
-            one.results.clear()
+        results = measuring.bytes_to_judge(work[len(rows)])
+        pool = results / (KEPT_POOL_SHARE * memory) if results > unreserved else 0.0
+        with session.gpu.room(pool, "kept") if pool else contextlib.nullcontext():
+            latest = _with_memory(session, more, measure, MEASURED_MEMORY * needed[len(rows)])
+            measured += latest
+            # The lock is released: other gradings use the GPU while the results are judged. The smallest case comes first: a
+            # larger one needs no more memory for each byte of its inputs.
+            each, judged = float(JUDGE_MEMORY), list[CaseTime]()
+            for one, index in zip(reversed(latest), range(len(measured) - 1, len(rows) - 1, -1), strict=True):
+                work_of_judge = partial(_case_time, task, one, partial(draw_timed, index), measuring)
+                judged.insert(0, reserve.run(each * needed[index], work_of_judge))
+                each = min(each, KNOWN_MEMORY * reserve.peak_bytes / max(1, needed[index])) if reserve.peak_bytes else each
+                one.results.clear()
         rows += judged
     places = [order.index(k) for k in range(len(cases))]
     return _summary([measured[k] for k in places], [rows[k] for k in places], measuring, precision)
@@ -406,6 +406,37 @@ def begin_compiling(task: Task, session: RunnerSession, sizes: str) -> None:
         with contextlib.suppress(RuntimeError, GradingAborted, SandboxError):
             candidate.release(ahead=True)
     session.budget.left = left
+
+
+def _drawn_early(
+    task: Task, cases: Sequence[Case], draw: Callable[[int, str], InputWindows], session: RunnerSession, most: float,
+    reserve: _Reservations,
+) -> dict[int, InputWindows]:  # fmt: skip
+    """Draw values before the GPU is held alone: small ones, and matrices of special kinds, which are slow to draw.
+
+    Args:
+        task: the task.
+        cases: the timed cases.
+        draw: draws the values of a case by its index, for a purpose.
+        session: of the grading.
+        most: bytes that they may take on the device; large ones wait in the host's memory.
+        reserve: reserves memory for drawing those.
+
+    Returns:
+        The values by the index of the case.
+    """
+    early, taken = dict[int, InputWindows](), 0
+    for index, case in enumerate(cases):
+        input_bytes = compulsory_work.input_bytes(task, case)
+        size = input_windows.bytes_of_draws(input_bytes)
+        if taken + size <= most:
+            taken += size
+            with session.gpu.using():
+                early[index] = draw(index, "time")
+        elif input_windows.slow_to_draw(task, case):
+            # A task without inputs draws none, so its declared bytes do not matter here.
+            early[index] = reserve.run(COUNT_MEMORY * input_bytes, partial(_drawn_to_host, draw, index, session))
+    return early
 
 
 def _compile(candidate: RunnerContestant) -> None:
@@ -616,6 +647,11 @@ class _CaseWork:
     operations: int
     tensor_bytes: int
 
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of the arguments that are not written."""
+        return self.tensor_bytes - self.kept_bytes
+
     @classmethod
     def by_shapes(cls, task: Task, case: Case) -> _CaseWork | None:
         """Count without values, by running the reference on the meta device.
@@ -769,6 +805,23 @@ class _Measuring:
         self.after = measured[-1].after
         return [replace(m, disturbed=True) for m in measured] if self.disturbed_by_others else measured
 
+    def _kept(self, work: _CaseWork) -> tuple[int, bool]:
+        """Return how many results of timed calls are kept until the GPU is free again, and whether one of them at most with inputs.
+
+        Three of the largest case's inputs would be 9 GiB.
+        """
+        if isinstance(self.task.truth, Sample | Windows):  # these judges work on the host and take long
+            most = 3
+        else:
+            most = max(3, min(MAX_KEPT_RESULTS, MAX_KEPT_BYTES // max(1, work.kept_bytes)))
+        return most, most * work.input_bytes > MAX_KEPT_BYTES
+
+    def bytes_to_judge(self, work: _CaseWork) -> int:
+        """Return how much device memory the results of a case may take until they are judged, in bytes."""
+        most, few_inputs = self._kept(work)
+        timed_calls = most * work.kept_bytes + (1 if few_inputs else most) * work.input_bytes
+        return timed_calls + JUDGED * work.result_bytes + (1 if few_inputs else SLOTS) * work.input_bytes
+
     def _drawn(
         self, candidate: RunnerContestant, eager: EagerContestant, index: int, work: _CaseWork, telemetry: Telemetry,
         before: Reading | None, whole: bool,
@@ -809,11 +862,8 @@ class _Measuring:
         give_back(KEPT_CACHE_BYTES)
         candidate.warm()
         results: list[tuple[Window, Fetched]] = []
-        # Results are kept until the GPU is free again. The statistical judges work on the host and take long: three
-        # results.
-        few = isinstance(self.task.truth, Sample | Windows)
-        most = 3 if few else max(3, min(MAX_KEPT_RESULTS, MAX_KEPT_BYTES // max(1, work.kept_bytes)))
-        seen, large = 0, most * (work.tensor_bytes - work.kept_bytes)  # bytes of the inputs of all that are kept
+        most, few_inputs = self._kept(work)
+        seen = 0
 
         def check(order: list[int], drawn: list[Window]) -> None:
             # Any timed call may be judged, and the runner learns which one after all calls of its block: a kernel that
@@ -823,9 +873,8 @@ class _Measuring:
             place = len(results) if len(results) < most else secrets.randbelow(seen)
             if place < most:
                 k = secrets.randbelow(len(order))
-                # One time in four is often enough to see that a call leaves its inputs unchanged, and of large inputs one copy:
-                # three of the largest case's would be 9 GiB, which nobody has reserved.
-                room = large <= MAX_KEPT_BYTES or not any(fetched.inputs for _, fetched in results)
+                # One time in four is often enough to see that a call leaves its inputs unchanged.
+                room = not (few_inputs and any(fetched.inputs for _, fetched in results))
                 inputs = order[k] not in order[k + 1 :] and room and secrets.randbelow(4) == 0
                 results[place : place + 1] = [(drawn[k], candidate.fetch([(k, inputs)])[0])]
 
@@ -859,7 +908,7 @@ class _Measuring:
                 paired = paired.by_medians()
         if captured and not self.task.written(case.args):
             # A call may detect that it is captured and behave otherwise; it must be right all the same.
-            results += candidate.replayed(windows, result_bytes)
+            results += candidate.replayed(windows, result_bytes, few_inputs)
         return _Measured(candidate, paired, work, disturbed is not None, results, after)
 
 

@@ -154,9 +154,8 @@ def test_memory_is_shared_out_in_order(tmp_path) -> None:
     assert got.wait(5) and small.wait(5)
     with GpuHold(lease).room(7.0), GpuHold(None).room(1.0):  # more than all there is: all there is
         pass
-    with lease.room(PARTS):
+    with lease.room(PARTS, "kept"), lease.room(PARTS):  # the pools are divided apart
         pass
-
 
 
 def test_an_idle_gpu_in_a_shared_window_is_taken(tmp_path, monkeypatch) -> None:

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -510,6 +510,49 @@ def test_inputs_of_a_slot_come_once_with_its_captured_calls(time: Callable[..., 
     assert time(honest, CASES[:1]).speedup > 1
     assert len(asked) >= sides.GRAPH_CALLS[0]
     assert sorted(s for s, inputs in asked if inputs) == sorted({s for s, _ in asked})
+
+
+def test_of_large_inputs_one_copy_is_kept(time: Callable[..., Timing], monkeypatch) -> None:
+    """The results of one case took 11 GiB until they were judged, for inputs of 3 GiB."""
+    measure, kept = paired._Measuring._case, list[Any]()
+    monkeypatch.setattr(paired, "MAX_KEPT_BYTES", 1)
+
+    def case(self: Any, candidate: Any, *rest: Any) -> Any:
+        found = measure(self, candidate, *rest)
+        with_inputs = [fetched.captured for _, fetched in found.results if fetched.inputs]
+        rounding = 2048 * len(found.results)  # a tensor of a few bytes takes 1 KiB
+        kept.append((with_inputs, found.kept_bytes, self.bytes_to_judge(rest[2]) + rounding))
+        return found
+
+    monkeypatch.setattr(paired._Measuring, "_case", case)
+    time(honest)
+    assert len(kept) == len(CASES)
+    for with_inputs, kept_bytes, expected in kept:
+        assert with_inputs.count(True) == 1 and with_inputs.count(False) <= 1
+        assert 0 < kept_bytes <= expected
+
+
+def test_memory_of_large_results_is_reserved_until_they_are_judged(time: Callable[..., Timing], monkeypatch) -> None:
+    """On a GPU of 80 GB the results of six gradings filled it, and right kernels ended as faults of the machine."""
+    events: list[str] = []
+    monkeypatch.setattr(paired, "KEPT_MEMORY_SHARE", 0.0)
+
+    @contextlib.contextmanager
+    def room(hold: gpu_lock.GpuHold, share: float, pool: str = "room") -> Iterator[None]:
+        events.append(f"{pool} of {'some' if share > 0 else 'no'} memory")
+        yield
+        events.append(f"{pool} is free")
+
+    def noted(owner: Any, name: str, text: str) -> None:
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a: (events.append(text), real(*a))[1])
+
+    monkeypatch.setattr(gpu_lock.GpuHold, "room", room)
+    noted(paired._Measuring, "_case", "measured")
+    noted(paired, "_case_time", "judged")
+    time(honest, CASES[:1])
+    order = [e for e in events if not e.startswith("room")]
+    assert order == ["kept of some memory", "measured", "judged", "kept is free"]
 
 
 def test_what_a_call_writes_in_place_is_given_back(time: Callable[..., Timing]) -> None:
