@@ -88,6 +88,8 @@ def main() -> None:
     a = parser.parse_args()
     uuids = uuids_of(1)
     tasks = large_tasks(a.least_gib)
+    if not tasks:
+        parser.error(f"--least-gib is {a.least_gib:g}; no task has a timed case of so many GiB")
     names = [task for _, task in tasks for _ in range(a.each)] + [tasks[0][1]] * (a.largest - a.each)
     random.Random(0).shuffle(names)
     pieces = [Piece(task, (expert_source(task) or "").encode(), "expert") for task in names]

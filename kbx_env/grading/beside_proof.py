@@ -73,7 +73,6 @@ def cores_are_idle() -> bool:
     """Return whether at most ``IDLE_SHARE`` of this process's cores are busy now; false where the system does not tell."""
     try:
         running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
-        return running <= IDLE_SHARE * len(os.sched_getaffinity(0))
+        return 1 <= running <= IDLE_SHARE * len(os.sched_getaffinity(0))
     except (OSError, ValueError, IndexError):
         return False
-

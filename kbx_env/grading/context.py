@@ -183,6 +183,11 @@ class GradingContext:
             zygote = self.processes.zygote() if self._session is None else self._session.zygote
             self.processes.runner_pool.ahead(zygote, settings_of(self.backend, self.without, self.allows_torch, self.as_published))
 
+    def runner_is_ready(self) -> bool:
+        """Return whether a runner is ready for this grading (CUDA), so that nobody has to wait for its start."""
+        settings = settings_of(self.backend, self.without, self.allows_torch, self.as_published)
+        return self.processes.runner_pool.ready(settings)
+
     def open_session(self) -> RunnerSession:
         """Start the session with a runner.
 
@@ -342,7 +347,6 @@ class GradingContext:
         if self.builder.evidence is None and self._session is not None:
             self.builder.evidence = self.evidence(None, None)
         return self.builder.end(reason.verdict, self.stage, reason.message, reason.fault_kind)
-
 
     def _known_before(self, reason: GradingAborted) -> GradingAborted:
         denied = self._session.denied if self._session is not None else []

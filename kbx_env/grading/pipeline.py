@@ -63,22 +63,20 @@ class ProveOnCpu:
     @staticmethod
     def _prove(context: GradingContext) -> Outcome:
         """Grade the source on the CPU tier; begin to compile for the GPU beside that, if cores are idle."""
-        start, waited = time.perf_counter(), 0.0
+        start, waited, builder = time.perf_counter(), None, context.builder
         with single_threaded():
-            beside = BesideProof(context, partial(begin_on_gpu, context)) if cores_are_idle() else None
+            idle = cores_are_idle() and context.runner_is_ready()
+            beside = BesideProof(context, partial(begin_on_gpu, context)) if idle else None
             try:
                 proof = run_pipeline(on_cpu_tier(context))
                 took = time.perf_counter() - start
-            except BaseException:
-                if beside is not None:
+                if beside is not None and goes_on(proof):
+                    waited = beside.await_end()
+                    context.beside = beside
+            finally:
+                if beside is not None and context.beside is None:
                     beside.abandon()
-                raise
-            if beside is not None and goes_on(proof):
-                waited = beside.await_end()
-                context.beside = beside
-            elif beside is not None:
-                beside.abandon()
-        context.builder.seconds |= {"proof": took} | ({Stage.COMPILE: waited} if context.beside is not None else {})
+        builder.seconds |= {"proof": took} | ({} if waited is None else {Stage.COMPILE: waited})
         return proof
 
 

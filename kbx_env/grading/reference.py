@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -45,16 +46,27 @@ class Expected:
 
 @contextlib.contextmanager
 def exact_matmul() -> Iterator[None]:
-    """Turn TF32 off in torch within the block: IEEE fp32 products."""
-    precision, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    # "highest" is also matmul.allow_tf32 = False; restoring the boolean alone would lose "medium".
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
+    """Turn TF32 off in torch within the block: IEEE fp32 products. Blocks of several threads may overlap."""
+    with _EXACT_LOCK:
+        _EXACT.append((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
+        # "highest" is also matmul.allow_tf32 = False; restoring the boolean alone would lose "medium".
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(precision)
-        torch.backends.cudnn.allow_tf32 = cudnn
+        with _EXACT_LOCK:
+            # The first block of those that overlap has seen what was set before them; the last restores it.
+            before = _EXACT[0]
+            _EXACT.pop()
+            if not _EXACT:
+                torch.set_float32_matmul_precision(before[0])
+                torch.backends.cudnn.allow_tf32 = before[1]
+
+
+_EXACT: list[tuple[str, bool]] = []
+"""What was set when each block of ``exact_matmul`` began that has not ended."""
+_EXACT_LOCK = threading.Lock()
 
 
 def resolve(

@@ -109,10 +109,6 @@ def begin_on_gpu(context: GradingContext) -> None:
     """
     Compile.compile(context)
     context.session.begin_calls(context.cases, needed_calls(context))
-    if context.options.timed:
-        from kbx_env.grading.timing import paired
-
-        paired.begin_compiling(context.task, context.session, context.options.sizes)
 
 
 def needed_calls(context: GradingContext) -> list[int]:

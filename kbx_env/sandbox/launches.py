@@ -34,11 +34,6 @@ from kbx_env.sandbox.recipe import evaluated, recipe
 from kbx_env.sandbox.recorder import Recorder
 from kbx_env.sandbox.specialised import kernel_row, ttir_of
 
-LEFT_OUT = ("ablate", "dry")
-"""Modes in which launches are compiled and left out."""
-RECORDED = ("run", "ablate")
-"""Modes in which kernels and launches are recorded."""
-
 
 @dataclasses.dataclass
 class Launch:
@@ -83,7 +78,7 @@ class Interceptor:
         target: the GPU that the CPU tier specialises for, a key of ``TARGETS``.
 
     Attributes:
-        mode: ``run``; ``ablate`` to leave launches out; ``time`` and ``dry`` for the same without a record.
+        mode: ``run``; ``ablate`` to leave launches out; ``time`` to let them through without a record.
         launches: the launches of the current call.
         kernels: the kernels seen so far, by name.
         built: pairs of kernel and target that ``build`` has compiled.
@@ -118,7 +113,7 @@ class Interceptor:
         tune = Autotuner.run
 
         def autotune(tuner: Autotuner, *args: Any, **kwargs: Any) -> Any:
-            if interceptor.mode not in LEFT_OUT:
+            if interceptor.mode != "ablate":
                 return tune(tuner, *args, **kwargs)
             # Launches are left out now, so the autotuner must not cache timings of them.
             kept, bench = dict(tuner.cache), tuner._do_bench
@@ -198,8 +193,8 @@ class Interceptor:
             self.recorder.launch(compiled.key, compiled.text, size, values, names)
 
     def _run_cuda(self, fn: JITFunction, args: tuple[Any, ...], grid: Any, warmup: bool, kwargs: dict[str, Any]) -> Any:
-        ablate = self.mode in LEFT_OUT and not warmup
-        if fn.__name__ not in self.kernels and self.mode in RECORDED:
+        ablate = self.mode == "ablate" and not warmup
+        if fn.__name__ not in self.kernels and self.mode != "time":
             call = dict(kwargs) | {"debug": kwargs.get("debug", fn.debug)}
             if hasattr(triton.knobs.compilation, "instrumentation_mode"):
                 call.setdefault("instrumentation_mode", triton.knobs.compilation.instrumentation_mode)
@@ -214,7 +209,7 @@ class Interceptor:
             kernel = self._original(fn, *args, grid=grid, warmup=warmup or ablate, **kwargs)
         if isinstance(kernel, FutureKernel):
             kernel = Pending(kernel)
-        if self.mode in RECORDED and not warmup:
+        if self.mode != "time" and not warmup:
             if self.mode == "run" and kernel is not None and not self.kernels[fn.__name__].dots:
                 self.kernels[fn.__name__].dots = dot_kinds(kernel.asm.get("ttir", ""))
             self.launches.append(Launch(fn.__name__, (0, 0, 0), 0))
@@ -223,11 +218,11 @@ class Interceptor:
     def _again(self, kernel: Any) -> bool:
         """Record the launch of a compiled kernel object (CUDA); return false where launches are left out."""
         name = kernel.src.fn.__name__
-        if self.mode in RECORDED:
+        if self.mode != "time":
             if self.mode == "run" and name in self.kernels and not self.kernels[name].dots:
                 self.kernels[name].dots = dot_kinds(kernel.asm.get("ttir", ""))
             self.launches.append(Launch(name, (0, 0, 0), 0))
-        return self.mode not in LEFT_OUT
+        return self.mode != "ablate"
 
     def dots(self) -> list[str]:
         """Return the kinds of matrix products in the kernels of this call (CUDA; on the CPU tier the engine knows them)."""

@@ -303,7 +303,7 @@ class Runner:
         watch = self.stopwatch
         if watch is None:
             raise ValueError("there is no stopwatch on this device")
-        self.interceptor.mode = "dry" if header["do"] == "dry" else "time"
+        self.interceptor.mode = "ablate" if header["do"] == "dry" else "time"
         match header["do"]:
             case "prepare":
                 return self._prepare(watch, header, blobs), []

@@ -42,6 +42,7 @@ def context(monkeypatch: pytest.MonkeyPatch) -> GradingContext:
     made.options = replace(made.options, backend="cuda")
     monkeypatch.setattr(made, "start_spare_runner", lambda: None)
     monkeypatch.setattr(pipeline, "cores_are_idle", lambda: True)
+    monkeypatch.setattr(made, "runner_is_ready", lambda: True)
     return made
 
 
@@ -112,16 +113,22 @@ def test_a_proof_that_fails_ends_the_work_beside_it(
     assert ended.is_set() and context.beside is None
 
 
-def test_where_cores_are_busy_the_proof_comes_first(context: GradingContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "cores_are_idle", lambda: False)
+@pytest.mark.parametrize("idle, ready", [(False, True), (True, False)])
+def test_where_cores_are_busy_or_no_runner_is_ready_the_proof_comes_first(
+    idle: bool, ready: bool, context: GradingContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "cores_are_idle", lambda: idle)
+    monkeypatch.setattr(context, "runner_is_ready", lambda: ready)
     monkeypatch.setattr(pipeline, "begin_on_gpu", lambda of: pytest.fail("compiled for a kernel that may be wrong"))
     _proves(monkeypatch, Verdict.CORRECT)
     assert pipeline.ProveOnCpu().run(context) is None and context.beside is None
 
 
 @pytest.mark.parametrize(
-    "text, idle", [("0.1 0.2 0.3 1/200 77\n", True), ("0.1 0.2 0.3 9/200 77\n", False), ("", False), ("a b c d e", False)]
-)
+    "text, idle",
+    [("0.1 0.2 0.3 1/200 77\n", True), ("0.1 0.2 0.3 9/200 77\n", False), ("0.1 0.2 0.3 0/0 77\n", False), ("", False),
+     ("a b c d e", False)],
+)  # fmt: skip
 def test_cores_are_idle_where_few_threads_run(text: str, idle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beside_proof, "Path", lambda path: SimpleNamespace(read_text=lambda: text))
     monkeypatch.setattr(beside_proof.os, "sched_getaffinity", lambda pid: set(range(16)))
@@ -147,5 +154,9 @@ def test_an_abandoned_command_ends_at_once(tmp_path: Path) -> None:
             thread.join(30)
             assert not thread.is_alive() and time.monotonic() - began < 5
             assert isinstance(found[0], GradingAborted) and "given up" in found[0].message
+            drawn: list[int] = []
+            session.draw_call = lambda case, index, *rest: drawn.append(index)  # type: ignore[assignment, method-assign, return-value]
+            session.begin_calls(TASK.cases, [1] * len(TASK.cases))
+            assert not drawn, "nothing is prepared for a runner that is gone"
     finally:
         processes.close()

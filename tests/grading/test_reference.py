@@ -167,3 +167,18 @@ def test_floors() -> None:
     for bad in ("__import__('os')", "x.y", "[1]", "unknown", "numel(1)", "lambda: 1", "'a' * 3"):
         with pytest.raises(DeclarationError):
             compulsory_work.evaluate(bad, {"n": 1}, {"x": 1})
+
+
+def test_exact_products_of_threads_that_overlap_leave_what_was_set_before() -> None:
+    first, second = reference.exact_matmul(), reference.exact_matmul()
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = True
+    try:
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert not torch.backends.cudnn.allow_tf32, "the second block still computes"
+        second.__exit__(None, None, None)
+        assert torch.backends.cudnn.allow_tf32
+    finally:
+        torch.backends.cudnn.allow_tf32 = before

@@ -3,7 +3,7 @@
 Making a CUDA context takes seconds when many processes do it at once, and keeps the driver from others who allocate memory. So
 runners make theirs one at a time under the shared lock of the GPU, while no grading measures. The rest of their start keeps no
 grading from measuring. A spare runner that no submission has seen serves the next grading that needs one. A kernel that the CPU
-tier finds wrong needs none.
+tier finds wrong needs none, unless it was loaded beside its proof (``grading/beside_proof.py``).
 """
 
 from __future__ import annotations
@@ -94,6 +94,12 @@ class RunnerPool:
         threading.Thread(target=_start, args=(made, zygote, dict(settings)), daemon=True).start()
         if old is not None:
             _close(old[1])
+
+    def ready(self, settings: Mapping[str, Any]) -> bool:
+        """Return whether a spare with these settings has started."""
+        with self._lock:
+            spare = self._spare.get(json.dumps(settings, sort_keys=True))
+        return spare is not None and spare[1].done() and spare[1].exception() is None
 
     def take(self, zygote: Zygote, settings: Mapping[str, Any]) -> RunnerSlot:
         """Return the spare, or a new runner.

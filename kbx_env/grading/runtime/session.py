@@ -572,6 +572,8 @@ class RunnerSession:
         self._begun = ready, ended
         try:
             for index, case in enumerate(cases):
+                if self._abandoned:
+                    return
                 drawn = [self.draw_call(case, index, "run", repeat) for repeat in range(needed[index])]
                 self.compile_call(drawn[0])
                 ready.append(drawn)

@@ -90,11 +90,11 @@ FREE_SHARE = 0.8
 judging one GiB of inputs needs 22 GiB, almost twice that memory; the rest is for who measures."""
 KEPT_MEMORY_SHARE, KEPT_MEMORY_MOST = 0.3, 0.03
 """Share of the device's memory for results that all gradings have measured and not judged yet, and most for one grading.
-Whoever holds more judges them before it measures its next case. This memory is not reserved."""
+Whoever holds more judges them before it measures its next case. Nobody reserves this memory, unless the results of one case need
+more."""
 KEPT_POOL_SHARE = 0.25
-"""Share of the device's memory for such results of cases whose results need more than that. It is reserved before they are
-measured, until they are judged: on 80 GB the results of six gradings with cases of 1 to 3 GiB took 30 GiB, and nobody could measure
-another case of this size."""
+"""Share of the device's memory for the results of such cases. It is reserved before they are measured, until they are judged: on
+80 GB the results of six gradings with cases of 1 to 3 GiB took 30 GiB, and nobody could measure another case of this size."""
 CONTEXT_BYTES = 900 << 20
 """Device memory of each process for its CUDA context and the kernels that torch loads (0.8 to 1 GiB on an H100, with two
 hardware queues). Graders and runners each have one; this memory cannot be reserved."""
@@ -333,13 +333,12 @@ def time_task(
         seeds = [inputs.case_seed(session.secret, task.id, split, index, k) for k in range(input_windows.MAX_DRAWS)]
         return InputWindows.draw(task, cases[index], seeds, session.backend)
 
-    _load_reference(task, session)
     # All cases are compiled before the GPU is held alone. A kernel is compiled for shapes and strides, so the runner
-    # gets no values, and the GPU is not used.
+    # gets no values, and the GPU is not used. Compilers need no inputs, and take their time while work is counted and drawn.
     for candidate in candidates:
         _with_memory(session, 0.0, partial(_compile, candidate))
-    candidates[-1].release(ahead=True)  # a compiler needs no inputs
-    candidates[-1].finish_compiling(len(cases))
+    candidates[-1].release(ahead=True)
+    _load_reference(task, session)
 
     reserve = _Reservations(session, memory)
     smallest = needed.index(min(needed))
@@ -352,6 +351,7 @@ def time_task(
         work.append(counted)
 
     early = _drawn_early(task, cases, draw, session, QUEUED_MEMORY_SHARE * memory, reserve)
+    candidates[-1].finish_compiling(len(cases))
 
     def draw_timed(index: int) -> InputWindows:
         # Large values are drawn again for the judge: they would fill the GPU while the grading waits.
@@ -384,28 +384,6 @@ def time_task(
         rows += judged
     places = [order.index(k) for k in range(len(cases))]
     return _summary([measured[k] for k in places], [rows[k] for k in places], measuring, precision)
-
-
-def begin_compiling(task: Task, session: RunnerSession, sizes: str) -> None:
-    """Begin to compile the kernels of all timed cases, before their turn; the GPU is not used.
-
-    Whatever goes wrong is left to ``time_task``, which compiles what is missing. The submission's time is not charged.
-
-    Args:
-        task: the task.
-        session: with the loaded submission.
-        sizes: which timing cases, one of ``kbx_env.options.SIZES``.
-    """
-    memory, left = torch.cuda.get_device_properties(0).total_memory, session.budget.left
-    candidate = None
-    with contextlib.suppress(RuntimeError, GradingAborted, SandboxError):
-        for case in compulsory_work.fitting(task, memory, timed(task, sizes)):
-            candidate = RunnerContestant(session, case)
-            _compile(candidate)
-    if candidate is not None:
-        with contextlib.suppress(RuntimeError, GradingAborted, SandboxError):
-            candidate.release(ahead=True)
-    session.budget.left = left
 
 
 def _drawn_early(
@@ -480,11 +458,12 @@ def _await_memory(session: RunnerSession, needed: float, least: float) -> None:
         needed: bytes; for more than ``FREE_SHARE / 2`` of the device nobody waits, because contexts may take the rest.
         least: seconds that are waited in any case, for others to judge what they hold.
     """
+    began = time.monotonic()
     if least:
         time.sleep(least)
     if not torch.cuda.is_available():
         return
-    needed, began = min(needed, FREE_SHARE / 2 * torch.cuda.get_device_properties(0).total_memory), time.monotonic()
+    needed = min(needed, FREE_SHARE / 2 * torch.cuda.get_device_properties(0).total_memory)
     while _free_bytes() < needed and time.monotonic() - began < MEMORY_WAIT_SECONDS:
         time.sleep(0.1)
     session.gpu.waited += time.monotonic() - began
@@ -649,7 +628,7 @@ class _CaseWork:
 
     @property
     def input_bytes(self) -> int:
-        """Bytes of the arguments that are not written."""
+        """Bytes of the arguments, without those that are written."""
         return self.tensor_bytes - self.kept_bytes
 
     @classmethod
@@ -788,8 +767,8 @@ class _Measuring:
             try:
                 for index, candidate in enumerate(candidates):
                     # The next case has results too. Those of the first, which is the largest, may always wait.
-                    waiting = [m.kept_bytes for m in measured[1:]]
-                    if waiting and sum(waiting) + waiting[-1] > self.kept_bytes:
+                    waiting = sum(m.kept_bytes for m in measured[1:])
+                    if measured and waiting + self.bytes_to_judge(work[index]) > self.kept_bytes:
                         break
                     # Readings take milliseconds: the last one of a case serves as the first one of the next.
                     since = reading if not measured else None if measured[-1].disturbed else measured[-1].after

@@ -32,6 +32,12 @@ def test_fair_windows_pass_in_each_of_many_calls(size, count, kernel, planes):
     assert windows._drawn([call], shares).passed
 
 
+@pytest.mark.parametrize("parts", [2, 3, 10])
+def test_one_plane_shows_nothing(parts):
+    assert windows._drawn([[0], [0]], [1 / parts] * parts).passed
+
+
+# Forty fair planes with two sequences have the same one by chance, once in 10^9.
 @pytest.mark.parametrize("size, count, kernel, planes", [place for place in PLACES if place[3] >= 60])
 def test_one_pair_of_windows_for_all_planes_is_refused(size, count, kernel, planes):
     shares = shares_of(size, count, kernel)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -129,6 +130,29 @@ def test_a_runner_makes_its_context_under_the_shared_lock(monkeypatch: pytest.Mo
     assert events == ["forked", "taken", "mailbox", "released", "ready"]
     slot.close()
     assert events[-1] == "freed"
+
+
+def test_a_spare_is_ready_once_it_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = threading.Event()
+
+    class Slow:
+        def __init__(self, zygote: Any, settings: Any) -> None:
+            assert started.wait(10)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(runner_pool, "RunnerSlot", Slow)
+    pool, zygote = RunnerPool(), FakeZygote()
+    assert not pool.ready(SETTINGS)
+    pool.ahead(zygote, SETTINGS)  # type: ignore[arg-type]
+    assert not pool.ready(SETTINGS), "whoever takes it would wait for its start"
+    started.set()
+    until = time.monotonic() + 10
+    while not pool.ready(SETTINGS) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert pool.ready(SETTINGS) and not pool.ready(SETTINGS | {"torch_ops": True})
+    pool.close()
 
 
 def test_a_process_makes_its_context_only_while_the_gate_is_open() -> None:

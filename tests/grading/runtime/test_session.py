@@ -211,6 +211,7 @@ def test_what_came_before_a_failing_call_on_a_gpu_counts(error: Exception, monke
     talk = SimpleNamespace(
         engine=None, draw_call=lambda case, index, mode, repeat: index, make_call=made, gpu=SimpleNamespace(using=using),
         compile_call=lambda drawn: None, finish_compiling=lambda: shared.append("compiled"), _begun=None,
+        _abandoned=False,
     )  # fmt: skip
     talk.begin_calls = partial(RunnerSession.begin_calls, talk)
     assert RunnerSession.at_once(talk, TASK.cases[:5], [1] * 5) == [[0], [1], error] and done == [0, 1]  # type: ignore[arg-type]

@@ -386,7 +386,7 @@ def test_what_others_hold_of_the_memory_counts_against_no_submission(
         clock._with_memory(session, 0.0, lambda: work([GradingAborted(Verdict.INCORRECT, "timed call wrong")]))
 
 
-@pytest.mark.parametrize("each, expected", [(10, [5]), (40, [3, 2]), (60, [2, 2, 1]), (500, [2, 2, 1])])
+@pytest.mark.parametrize("each, expected", [(10, [5]), (40, [3, 2]), (60, [2, 2, 1]), (500, [1] * 5)])
 def test_large_results_are_judged_before_the_next_case_is_measured(
     monkeypatch: pytest.MonkeyPatch, each: int, expected: list[int]
 ) -> None:
@@ -417,6 +417,7 @@ def test_large_results_are_judged_before_the_next_case_is_measured(
         return SimpleNamespace(kept_bytes=each, disturbed=False, after=None)
 
     monkeypatch.setattr(clock._Measuring, "_drawn", drawn)
+    monkeypatch.setattr(clock._Measuring, "bytes_to_judge", lambda self, work: each)
     measuring = clock._Measuring(load_task("activation/relu"), lambda index: None, clock.REPORT, 100)  # type: ignore
     counts: list[int] = []
     while sum(counts) < 5:
