@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from kbx_env.grading.context import GradingContext
+from kbx_env.grading.record import OutcomeBuilder
 
 IDLE_SHARE = 0.5
 """Share of the cores that may be busy where kernels are compiled beside the proof: compilers then take the others."""
@@ -24,14 +24,15 @@ class BesideProof:
     """Work on a grading in a thread, beside its proof.
 
     Args:
-        context: of the grading; the thread opens its session.
+        builder: of the grading's outcome.
         work: what the thread does. An error that it raises is raised by ``finish``.
+        give_up: makes ``work`` end soon.
     """
 
-    def __init__(self, context: GradingContext, work: Callable[[], None]) -> None:
-        self._context, self._work = context, work
+    def __init__(self, builder: OutcomeBuilder, work: Callable[[], None], give_up: Callable[[], None]) -> None:
+        self._builder, self._work, self._give_up = builder, work, give_up
         self._error: BaseException | None = None
-        self._seconds = dict(context.builder.seconds)
+        self._seconds = dict(builder.seconds)
         self._thread = threading.Thread(target=self._run, name="beside-proof", daemon=True)
         self._thread.start()
 
@@ -45,8 +46,9 @@ class BesideProof:
     def _join(self) -> None:
         self._thread.join()
         # What was done beside the proof took none of the grading's time.
-        self._context.builder.seconds = dict(self._seconds)
-        self._context.gpu.waited = 0.0
+        self._builder.seconds = dict(self._seconds)
+        if self._builder.gpu is not None:
+            self._builder.gpu.waited = 0.0
 
     def await_end(self) -> float:
         """Wait for the thread.
@@ -64,8 +66,8 @@ class BesideProof:
             raise self._error
 
     def abandon(self) -> None:
-        """End the runner and the thread: the proof has failed, or could not be made."""
-        self._context.abandon_session()
+        """End the work and the thread: the proof has failed, or could not be made."""
+        self._give_up()
         self._join()
 
 

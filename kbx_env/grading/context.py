@@ -7,13 +7,14 @@ import random
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from kbx_env.grading import derived_cases, inputs, reference
 from kbx_env.grading import judge as judges
 from kbx_env.grading.ablations import DefenceLayer
+from kbx_env.grading.beside_proof import BesideProof
 from kbx_env.grading.evidence.accumulator import EvidenceAccumulator
 from kbx_env.grading.record import OutcomeBuilder
 from kbx_env.grading.runtime.processes import SandboxProcesses
@@ -25,9 +26,6 @@ from kbx_env.options import GradeOptions
 from kbx_env.outcome import Evidence, FaultKind, Outcome, Stage, Verdict, Violation
 from kbx_env.spec.criteria import Close, Exact, QuantizationScheme
 from kbx_env.spec.task import Case, Task
-
-if TYPE_CHECKING:
-    from kbx_env.grading.beside_proof import BesideProof
 
 _FROM_CPU_TIER = (
     "findings", "kernels", "moved_bytes", "sector_bytes", "reread_bytes", "flops", "stored_share", "depends_on", "passing",

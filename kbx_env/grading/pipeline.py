@@ -66,7 +66,7 @@ class ProveOnCpu:
         start, waited, builder = time.perf_counter(), None, context.builder
         with single_threaded():
             idle = cores_are_idle() and context.runner_is_ready()
-            beside = BesideProof(context, partial(begin_on_gpu, context)) if idle else None
+            beside = BesideProof(builder, partial(begin_on_gpu, context), context.abandon_session) if idle else None
             try:
                 proof = run_pipeline(on_cpu_tier(context))
                 took = time.perf_counter() - start
