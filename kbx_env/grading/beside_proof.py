@@ -16,8 +16,9 @@ import torch
 
 from kbx_env.grading.record import OutcomeBuilder
 
-IDLE_SHARE = 0.5
-"""Share of the cores that may be busy where kernels are compiled beside the proof: compilers then take the others."""
+IDLE_SHARE = 0.25
+"""Share of the cores that may be busy where kernels are compiled beside the proof. A wrong kernel costs a runner and its CUDA
+context then, which a GPU with many workers has no time for: of 16 cores these keep 9 busy."""
 
 
 class BesideProof:

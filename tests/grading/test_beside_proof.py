@@ -126,8 +126,8 @@ def test_where_cores_are_busy_or_no_runner_is_ready_the_proof_comes_first(
 
 @pytest.mark.parametrize(
     "text, idle",
-    [("0.1 0.2 0.3 1/200 77\n", True), ("0.1 0.2 0.3 9/200 77\n", False), ("0.1 0.2 0.3 0/0 77\n", False), ("", False),
-     ("a b c d e", False)],
+    [("0.1 0.2 0.3 1/200 77\n", True), ("0.1 0.2 0.3 4/200 77\n", True), ("0.1 0.2 0.3 5/200 77\n", False),
+     ("0.1 0.2 0.3 0/0 77\n", False), ("", False), ("a b c d e", False)],
 )  # fmt: skip
 def test_cores_are_idle_where_few_threads_run(text: str, idle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beside_proof, "Path", lambda path: SimpleNamespace(read_text=lambda: text))
