@@ -14,12 +14,12 @@ import torch
 from kbx_env.grading import derived_cases, inputs, reference
 from kbx_env.grading import judge as judges
 from kbx_env.grading.ablations import DefenceLayer
-from kbx_env.grading.beside_proof import BesideProof
 from kbx_env.grading.evidence.accumulator import EvidenceAccumulator
 from kbx_env.grading.record import OutcomeBuilder
 from kbx_env.grading.runtime.processes import SandboxProcesses
 from kbx_env.grading.runtime.session import CallResult, RunnerSession, settings_of
 from kbx_env.grading.runtime.untrusted import GradingAborted
+from kbx_env.grading.speculative_compile import SpeculativeCompile
 from kbx_env.grading.telling import is_telling
 from kbx_env.grading.timing.gpu_lock import GpuHold
 from kbx_env.options import GradeOptions
@@ -69,7 +69,7 @@ class GradingContext:
         earlier_draws: random numbers that calls of earlier cases have drawn, for judges of randomness.
         gate: why the published gate refuses the source, in the paper's check; empty if it does not.
         drawn: by the number of a derived case, the arguments of its first call and what is known about them, until it is judged.
-        beside: the work of the compile stage, if it was done beside the proof (CUDA).
+        speculative: the work of the compile stage, if it was done while the CPU tier proved the source (CUDA).
     """
 
     task: Task
@@ -89,7 +89,7 @@ class GradingContext:
     earlier_draws: list[Any] = field(default_factory=list)
     gate: str = ""
     drawn: dict[int, tuple[dict[str, Any], judges.Known]] = field(default_factory=dict)
-    beside: BesideProof | None = None
+    speculative: SpeculativeCompile | None = None
     _abandoned: bool = False
     _session: RunnerSession | None = None
 

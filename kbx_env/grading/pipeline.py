@@ -11,10 +11,10 @@ from dataclasses import replace
 from functools import partial
 
 from kbx_env.grading.ablations import DefenceLayer
-from kbx_env.grading.beside_proof import BesideProof, cores_are_idle
 from kbx_env.grading.context import GradingContext
 from kbx_env.grading.record import OutcomeBuilder
 from kbx_env.grading.runtime.untrusted import GradingAborted
+from kbx_env.grading.speculative_compile import SpeculativeCompile, cores_are_idle
 from kbx_env.grading.stages import (
     Builds,
     Compile,
@@ -66,16 +66,16 @@ class ProveOnCpu:
         start, waited, builder = time.perf_counter(), None, context.builder
         with single_threaded():
             idle = cores_are_idle() and context.runner_is_ready()
-            beside = BesideProof(builder, partial(begin_on_gpu, context), context.abandon_session) if idle else None
+            speculative = SpeculativeCompile(builder, partial(begin_on_gpu, context), context.abandon_session) if idle else None
             try:
                 proof = run_pipeline(on_cpu_tier(context))
                 took = time.perf_counter() - start
-                if beside is not None and goes_on(proof):
-                    waited = beside.await_end()
-                    context.beside = beside
+                if speculative is not None and goes_on(proof):
+                    waited = speculative.await_end()
+                    context.speculative = speculative
             finally:
-                if beside is not None and context.beside is None:
-                    beside.abandon()
+                if speculative is not None and context.speculative is None:
+                    speculative.abandon()
         builder.seconds |= {"proof": took} | ({} if waited is None else {Stage.COMPILE: waited})
         return proof
 

@@ -73,8 +73,8 @@ class Compile:
     def run(self, context: GradingContext) -> Outcome | None:
         """See ``GradingStage.run``."""
         context.stage = Stage.COMPILE
-        if context.beside is not None:  # done while the CPU tier proved the source
-            context.beside.finish()
+        if context.speculative is not None:  # done while the CPU tier proved the source
+            context.speculative.finish()
             return None
         self.compile(context)
         return None

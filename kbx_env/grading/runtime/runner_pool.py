@@ -3,7 +3,7 @@
 Making a CUDA context takes seconds when many processes do it at once, and keeps the driver from others who allocate memory. So
 runners make theirs one at a time under the shared lock of the GPU, while no grading measures. The rest of their start keeps no
 grading from measuring. A spare runner that no submission has seen serves the next grading that needs one. A kernel that the CPU
-tier finds wrong needs none, unless it was loaded beside its proof (``grading/beside_proof.py``).
+tier finds wrong needs none, unless it was loaded beside its proof (``grading/speculative_compile.py``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Loads a submission for the GPU and compiles its kernels while the CPU tier proves it, where cores are idle.
+"""Speculative compiling: a submission is loaded for the GPU, and its kernels are compiled, while the CPU tier still proves it.
 
 Who waits for one verdict waits for two things that do not need each other: the proof, which takes one core, and the compilers.
 Where cores are busy the work is not begun: a kernel that the proof refuses has no use for it.
@@ -21,8 +21,8 @@ IDLE_SHARE = 0.25
 context then, which a GPU with many workers has no time for: of 16 cores these keep 9 busy."""
 
 
-class BesideProof:
-    """Work on a grading in a thread, beside its proof.
+class SpeculativeCompile:
+    """The compile stage of a grading, in a thread, before it is known whether its proof succeeds.
 
     Args:
         builder: of the grading's outcome.
@@ -34,7 +34,7 @@ class BesideProof:
         self._builder, self._work, self._give_up = builder, work, give_up
         self._error: BaseException | None = None
         self._seconds = dict(builder.seconds)
-        self._thread = threading.Thread(target=self._run, name="beside-proof", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="speculative-compile", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
@@ -73,7 +73,7 @@ class BesideProof:
 
 
 def cores_are_idle() -> bool:
-    """Return whether at most ``IDLE_SHARE`` of this process's cores are busy now; false where the system does not tell."""
+    """Return whether at most ``IDLE_SHARE`` of this process's cores is busy now; false where the system does not tell."""
     try:
         running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
         return 1 <= running <= IDLE_SHARE * len(os.sched_getaffinity(0))

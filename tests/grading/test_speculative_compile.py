@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kbx_env.errors import SandboxError
-from kbx_env.grading import beside_proof, pipeline, stages
+from kbx_env.grading import pipeline, speculative_compile, stages
 from kbx_env.grading.context import GradingContext
 from kbx_env.grading.record import OutcomeBuilder
 from kbx_env.grading.runtime.processes import SandboxProcesses
@@ -110,7 +110,7 @@ def test_a_proof_that_fails_ends_the_work_beside_it(
     else:
         with pytest.raises(SandboxError, match="gone"):
             pipeline.ProveOnCpu().run(context)
-    assert ended.is_set() and context.beside is None
+    assert ended.is_set() and context.speculative is None
 
 
 @pytest.mark.parametrize("idle, ready", [(False, True), (True, False)])
@@ -121,7 +121,7 @@ def test_where_cores_are_busy_or_no_runner_is_ready_the_proof_comes_first(
     monkeypatch.setattr(context, "runner_is_ready", lambda: ready)
     monkeypatch.setattr(pipeline, "begin_on_gpu", lambda of: pytest.fail("compiled for a kernel that may be wrong"))
     _proves(monkeypatch, Verdict.CORRECT)
-    assert pipeline.ProveOnCpu().run(context) is None and context.beside is None
+    assert pipeline.ProveOnCpu().run(context) is None and context.speculative is None
 
 
 @pytest.mark.parametrize(
@@ -130,9 +130,9 @@ def test_where_cores_are_busy_or_no_runner_is_ready_the_proof_comes_first(
      ("0.1 0.2 0.3 0/0 77\n", False), ("", False), ("a b c d e", False)],
 )  # fmt: skip
 def test_cores_are_idle_where_few_threads_run(text: str, idle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside_proof, "Path", lambda path: SimpleNamespace(read_text=lambda: text))
-    monkeypatch.setattr(beside_proof.os, "sched_getaffinity", lambda pid: set(range(16)))
-    assert beside_proof.cores_are_idle() is idle
+    monkeypatch.setattr(speculative_compile, "Path", lambda path: SimpleNamespace(read_text=lambda: text))
+    monkeypatch.setattr(speculative_compile.os, "sched_getaffinity", lambda pid: set(range(16)))
+    assert speculative_compile.cores_are_idle() is idle
 
 
 def test_an_abandoned_command_ends_at_once(tmp_path: Path) -> None:
