@@ -89,12 +89,12 @@ FREE_SHARE = 0.8
 """Share of the free device memory for work that has all the memory reserved that timing may reserve. On a GPU of 80 GB
 judging one GiB of inputs needs 22 GiB, almost twice that memory; the rest is for who measures."""
 KEPT_MEMORY_SHARE, KEPT_MEMORY_MOST = 0.3, 0.03
-"""Share of the device's memory for results that all gradings have measured and not judged yet, and most for one grading.
-Whoever holds more judges them before it measures its next case. Nobody reserves this memory, unless the results of one case need
-more."""
+"""Shares of the device's memory for results that were measured and not judged yet, and that nobody reserves: of all gradings
+together, and of one at most. A grading whose further cases would need more judges what it has before it measures them."""
 KEPT_POOL_SHARE = 0.25
-"""Share of the device's memory for the results of such cases. It is reserved before they are measured, until they are judged: on
-80 GB the results of six gradings with cases of 1 to 3 GiB took 30 GiB, and nobody could measure another case of this size."""
+"""Share of the device's memory for results of a case that need more than that. A grading reserves its part before it measures the
+case, until the results are judged: on 80 GB those of six gradings with cases of 1 to 3 GiB took 30 GiB, and nobody could measure
+another case of this size."""
 CONTEXT_BYTES = 900 << 20
 """Device memory of each process for its CUDA context and the kernels that torch loads (0.8 to 1 GiB on an H100, with two
 hardware queues). Graders and runners each have one; this memory cannot be reserved."""
@@ -628,7 +628,7 @@ class _CaseWork:
 
     @property
     def input_bytes(self) -> int:
-        """Bytes of the arguments, without those that are written."""
+        """Bytes of all arguments."""
         return self.tensor_bytes - self.kept_bytes
 
     @classmethod
@@ -785,9 +785,14 @@ class _Measuring:
         return [replace(m, disturbed=True) for m in measured] if self.disturbed_by_others else measured
 
     def _kept(self, work: _CaseWork) -> tuple[int, bool]:
-        """Return how many results of timed calls are kept until the GPU is free again, and whether one of them at most with inputs.
+        """Plan what is kept of timed calls until the GPU is free again.
 
-        Three of the largest case's inputs would be 9 GiB.
+        Args:
+            work: of the case.
+
+        Returns:
+            The number of results, and whether inputs are so large that only one of the results may come with its inputs. Three
+            copies of the largest case's inputs would be 9 GiB.
         """
         if isinstance(self.task.truth, Sample | Windows):  # these judges work on the host and take long
             most = 3
