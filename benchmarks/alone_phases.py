@@ -1,6 +1,7 @@
 """Measure how one grading spends its exclusive time on the GPU, which limits verdicts a second where kernels are timed.
 
 python benchmarks/alone_phases.py OUT.json [--tasks activation/relu,reduce/sum,linearalgebra/solve] [--turns 2]
+                                  [--precision report|training]
 
 The expert of each task is graded with timing, several times in one process; in the first turn torch loads its kernels. The result
 has each step's own seconds, without those of the steps within it, and how often it ran.
@@ -25,7 +26,7 @@ from kbx_env.errors import UsageError
 from kbx_env.grading import reference
 from kbx_env.grading.grader import Grader
 from kbx_env.grading.timing import contestants, gpu_lock, input_windows, paired, roofline, telemetry
-from kbx_env.options import resolve_backend
+from kbx_env.options import PRECISIONS, resolve_backend
 from kbx_env.spec.catalog import expert_source
 
 Name = str | Callable[..., str]
@@ -110,6 +111,7 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--tasks", default="activation/relu,reduce/sum,linearalgebra/solve,convolution/conv2d")
     parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--precision", choices=PRECISIONS, default="report")
     a = parser.parse_args()
     try:
         if resolve_backend("auto") != "cuda":
@@ -125,7 +127,7 @@ def main() -> int:
     with Grader() as grader:
         for task, source in sources.items():
             for turn in range(1, a.turns + 1):
-                outcome = grader.grade(task, source or "", backend="cuda", targets=())
+                outcome = grader.grade(task, source or "", backend="cuda", targets=(), precision=a.precision)
                 pairs = [c.pairs for c in outcome.timing.cases] if outcome.timing else None
                 rows.append({"task": task, "turn": turn, "verdict": str(outcome.verdict), "pairs": pairs,
                              "seconds": dict(outcome.seconds), "alone": phases.take()})  # fmt: skip

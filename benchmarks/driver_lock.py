@@ -2,6 +2,7 @@
 
     python benchmarks/driver_lock.py contexts OUT.json [--gpus 1 2 4] [--each 1 3] [--seconds 4]
     python benchmarks/driver_lock.py requests OUT.json [--tasks activation/relu,reduce/sum] [--turns 2]
+                                        [--precision report|training]
     python benchmarks/driver_lock.py stacks OUT.json --seconds 60
 
 ``contexts``: so many processes for each GPU start the driver, make a context, allocate memory and end, one after the other;
@@ -129,7 +130,7 @@ def _made(folder: Path) -> Sides:
     return sides
 
 
-def requests(out: Path, tasks: str, turns: int) -> int:
+def requests(out: Path, tasks: str, turns: int, precision: str) -> int:
     """Count requests by step; starts itself again with the library."""
     if FOLDER not in os.environ:
         with tempfile.TemporaryDirectory() as folder:
@@ -185,7 +186,7 @@ def requests(out: Path, tasks: str, turns: int) -> int:
             return super().take()
 
     alone_phases.Phases = Counting  # type: ignore[misc]
-    sys.argv[1:] = [str(out) + ".phases", "--tasks", tasks, "--turns", str(turns)]
+    sys.argv[1:] = [str(out) + ".phases", "--tasks", tasks, "--turns", str(turns), "--precision", precision]
     return int(alone_phases.main())
 
 
@@ -246,6 +247,7 @@ def main() -> int:
     c.add_argument("--seconds", type=float, default=4.0)
     r.add_argument("--tasks", default="activation/relu,reduce/sum")
     r.add_argument("--turns", type=int, default=2)
+    r.add_argument("--precision", choices=("report", "training"), default="report")
     s.add_argument("--seconds", type=float, required=True)
     kinds.add_parser("uuids").add_argument("gpus", type=int)
     a = p.parse_args()
@@ -253,7 +255,7 @@ def main() -> int:
         print(json.dumps(uuids_of(a.gpus)))
         return 0
     if a.kind == "requests":
-        return requests(a.out, a.tasks, a.turns)
+        return requests(a.out, a.tasks, a.turns, a.precision)
     if a.kind == "stacks":
         a.out.write_text(json.dumps(stacks(a.seconds), indent=1) + "\n")
         return 0

@@ -5,6 +5,7 @@ An allocation costs the driver four requests, and most of them take a lock of th
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 
@@ -58,6 +59,17 @@ class Arena:
             if gap > size:
                 self._gaps[address + size] = gap - size, chunk
             return address
+
+    def provide(self, size: int) -> None:
+        """Have one piece of so many bytes ready, for later calls of ``alloc``; without effect where there is no memory.
+
+        Args:
+            size: Bytes.
+        """
+        with self._lock:
+            if size > max((gap for gap, _ in self._gaps.values()), default=0):
+                with contextlib.suppress(RuntimeError):
+                    self._grow(-(-size // ALIGN) * ALIGN)
 
     def _grow(self, size: int) -> tuple[int, int]:
         """Add a chunk; its bytes and its address."""

@@ -9,6 +9,7 @@ call and the copy of its result.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
@@ -273,6 +274,7 @@ class Driver:
         self._set_stream, self._default = cuda._cuda_setStream, cuda._cuda_getDefaultStream
         self._graph = cuda._CUDAGraph
         self._begin, self._end, self._play = self._graph.capture_begin, self._graph.capture_end, self._graph.replay
+        self._pool = self._graph.pool
         torch.cuda.synchronize()  # makes torch's context the one of this thread
         self._context = handle()
         bind(held, "cuCtxGetCurrent", ctypes.POINTER(handle))(ctypes.byref(self._context))
@@ -281,6 +283,7 @@ class Driver:
         bind(held, "cuStreamCreate", ctypes.POINTER(handle), ctypes.c_uint)(ctypes.byref(side), _NON_BLOCKING)
         self._side = torch.cuda.ExternalStream(side.value)
         self._arena = Arena(self.alloc_dedicated, self.free_dedicated, KEPT_CACHE_BYTES)
+        self._latest_graph: Any = None  # the next one gets its memory
 
     def use_in_thread(self) -> None:
         """Make torch's context the one of this thread. Torch does so only when the thread first uses CUDA through it."""
@@ -303,6 +306,14 @@ class Driver:
     def free(self, address: int) -> None:
         """Free memory of ``alloc``. It stays with this process until ``give_back``."""
         self._arena.free(address)
+
+    def provide(self, size: int) -> None:
+        """Ask the device at once for memory of which ``alloc`` will give out parts; without effect where there is none.
+
+        Args:
+            size: Bytes.
+        """
+        self._arena.provide(size)
 
     def alloc_dedicated(self, size: int) -> int:
         """Allocate device memory that the driver can share alone: whoever gets it sees no other memory of this process.
@@ -332,8 +343,11 @@ class Driver:
         """Return freed memory to the device for other processes: torch's, and that of ``alloc``.
 
         Args:
-            keep: Bytes of each kind that may stay with this process.
+            keep: Bytes of each kind that may stay with this process; 0 also gives back the memory of a graph that is not replayed
+                any more.
         """
+        if not keep:
+            self._latest_graph = None
         self._arena.trim(keep)  # the driver waits for the device when it frees
         self.trim_cache(keep)
 
@@ -449,12 +463,25 @@ class Driver:
         if self.reserved_bytes() - self._statistics(0)["allocated_bytes"]["all"]["current"] > keep:
             self._empty_cache()
 
+    def empty_apart(self, size: int) -> torch.Tensor:
+        """Return an uninitialised tensor that may outlive others: uint8, (size,).
+
+        Torch gives its memory back in large pieces, each as a whole. No tensor of ``empty_bytes`` is in a piece of this one. Use it
+        in the order of the default stream.
+        """
+        side = self._side
+        self._set_stream(stream_id=side.stream_id, device_index=side.device_index, device_type=side.device_type)
+        try:
+            return empty_bytes(size, "cuda")
+        finally:
+            self.use_default_stream()
+
     def reserved_bytes(self) -> int:
         """Return the bytes that torch's allocator has of the device, used or cached."""
         return int(self._statistics(0)["reserved_bytes"]["all"]["current"])
 
     def capture(self, body: Callable[[], None], reserve: int = 0) -> Callable[[], None]:
-        """Capture work into a CUDA graph.
+        """Capture work into a CUDA graph. Its results get the memory of those of the latest one, which must not be replayed again.
 
         Args:
             body: Enqueues the work.
@@ -470,9 +497,12 @@ class Driver:
         self.sync()
         self.trim_cache()
         side, graph = self._side, self._graph()
+        # Torch frees a graph's memory with the graph. The latest one is not replayed any more, but kept until here.
+        latest, self._latest_graph = self._latest_graph, None
+        pool = None if latest is None else self._pool(latest)
         self._set_stream(stream_id=side.stream_id, device_index=side.device_index, device_type=side.device_type)
         try:
-            self._begin(graph, pool=None, capture_error_mode="global")
+            self._begin(graph, pool=pool, capture_error_mode="global")
             try:
                 if reserve:
                     empty_bytes(reserve, "cuda")  # freed at once: it stays in the memory of the graph
@@ -482,6 +512,7 @@ class Driver:
                 self._end(graph)
         finally:
             self.use_default_stream()
+        self._latest_graph = graph
         play = self._play
         return lambda: play(graph)
 
@@ -491,6 +522,17 @@ def process_driver() -> Driver:
     """Return the driver of this process, which all of its stopwatches and transports share."""
     torch.cuda.init()
     return Driver()
+
+
+def provide_apart(size: int) -> None:
+    """Ask the device at once for memory of which ``Driver.empty_apart`` will give out parts. Without a device nothing happens.
+
+    Args:
+        size: Bytes.
+    """
+    if torch.cuda.is_available():
+        with contextlib.suppress(RuntimeError):  # too little memory: each part is asked for when it is needed
+            process_driver().empty_apart(size)
 
 
 def give_back(keep: int = 0) -> None:

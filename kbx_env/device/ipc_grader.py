@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kbx_env.device.driver import Driver, TensorMetadata, process_driver
+from kbx_env.device.driver import Driver, TensorMetadata, empty_bytes, process_driver
 from kbx_env.device.ipc_runner import ALIGN, copy_window, packed_offsets
 from kbx_env.device.layout import flat
 from kbx_env.protocol import wire
@@ -57,12 +57,13 @@ class IpcReceiver:
             self._driver.free_dedicated(self._address)
         self._address = 0
 
-    def send(self, calls: list[dict[str, Any]], ask: Ask) -> list[dict[str, Any]]:
+    def send(self, calls: list[dict[str, Any]], ask: Ask, first: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
         """Send every tensor in the arguments of some calls.
 
         Args:
             calls: The arguments of each call.
             ask: Sends a command to the runner.
+            first: Goes with the first of the commands.
 
         Returns:
             The arguments with descriptions of the tensors, as ``IpcSender.tensor`` takes them.
@@ -76,7 +77,7 @@ class IpcReceiver:
         for offset in range(0, max(total, 1), self._size):
             size = min(self._size, total - offset)
             copy_window(self._driver, self._address, pieces, offset, size, back=False)
-            ask({"do": "take", "offset": offset, "size": size, "total": total})
+            ask({"do": "take", "offset": offset, "size": size, "total": total} | ({} if offset else dict(first or {})))
         where = dict(zip(tensors, offsets, strict=True))
         return [
             {n: _description(v, where[id(v)]) if isinstance(v, torch.Tensor) else v for n, v in call.items()}
@@ -100,7 +101,8 @@ class IpcReceiver:
             uint8, (total,), in memory that the runner cannot reach.
         """
         self._driver.use_in_thread()
-        fetched = torch.empty(total, dtype=torch.uint8, device=device)
+        # Results wait for the judge while others use the GPU: they must not keep the pool of the slots with this process.
+        fetched = self._driver.empty_apart(total) if device == "cuda" else empty_bytes(total, device)
         address = TensorMetadata(fetched).pointer
         for offset in range(0, total, self._size):
             size = min(self._size, total - offset)

@@ -115,6 +115,41 @@ class Stopwatch:
 
     # --- inputs -------------------------------------------------------------------------------------------
 
+    def provide(self, slot_bytes: int, slots: int, other_bytes: int) -> None:
+        """Ask the driver at once for the memory of the next case, before its values are drawn or taken; drops the case before.
+
+        Each request takes a lock of the whole host, for which others who grade on other GPUs make it wait (docs/measurements).
+        Where there is too little memory, later allocations ask for less.
+
+        Args:
+            slot_bytes: Bytes of the tensors of one slot, between which buffers move.
+            slots: Number of slots.
+            other_bytes: Most bytes of messages, windows and results at one time.
+        """
+        self.clear()
+        pool = self._pool_for(slots * slot_bytes)
+        if pool <= MAX_POOL_BYTES and not self._has_pool(pool):
+            self._make_pool(pool)
+        self._driver.provide(other_bytes + (0 if self._flush else FLUSH_BYTES))
+        with contextlib.suppress(RuntimeError):
+            self._flush = self._flush or self._driver.alloc(FLUSH_BYTES)
+
+    @staticmethod
+    def _pool_for(slot_bytes: int) -> int:
+        """Return the bytes of torch's memory in which slots of so many bytes move."""
+        return POOL_FACTOR * slot_bytes + FILLER_BYTES
+
+    def _has_pool(self, size: int) -> bool:
+        return size <= self._pool_bytes <= self._driver.reserved_bytes()  # it may have been given back meanwhile
+
+    def _make_pool(self, size: int) -> None:
+        """Replace the pool. Freed at once, it stays in torch's cache; without memory there is none."""
+        self._driver.give_back()
+        self._pool_bytes = 0
+        with contextlib.suppress(RuntimeError):
+            empty_bytes(size, self.device)
+            self._pool_bytes = size
+
     def prepare(
         self, call: Callable[[dict[str, Any]], Any], draws: list[dict[str, Any]], *, slots: int = 0,
         turning: Mapping[str, Sequence[int]] | None = None, written: Sequence[str] = (), warm: bool = True,
@@ -159,7 +194,7 @@ class Stopwatch:
         """
         assert self._call is not None
         if not self._flush:
-            self._flush = self._driver.alloc_dedicated(FLUSH_BYTES)
+            self._flush = self._driver.alloc(FLUSH_BYTES)
         host, total = list[float](), list[float]()
         self._call(self._slots[0])
         self._settle()
@@ -211,7 +246,7 @@ class Stopwatch:
         """Drop the slots, and free all of the driver's memory."""
         self.clear()
         if self._flush:
-            self._driver.free_dedicated(self._flush)
+            self._driver.free(self._flush)
         self._flush = self._pool_bytes = 0
 
     def __del__(self) -> None:
@@ -265,8 +300,7 @@ class Stopwatch:
         """Move every input to a new address, so that the memory that a call allocates moves as well.
 
         The time of a kernel of a few microseconds depends by 1-2 % on the addresses of its buffers; only the average
-        over several placements does not. The driver is called rarely, because a request takes milliseconds while other
-        processes start up: later cases, which need less memory, use the pool of the first.
+        over several placements does not. Slots move within the pool of ``provide``, or of the first move where there was none.
 
         Args:
             seed: Of the addresses.
@@ -278,19 +312,16 @@ class Stopwatch:
         assert self._call is not None
         rng = random.Random(seed)
         self._drop_all_results()
-        pool = POOL_FACTOR * sum(t.size for tensors in self._slot_tensors for t, _ in tensors.values()) + FILLER_BYTES
-        usable = pool <= self._pool_bytes <= self._driver.reserved_bytes()  # it may have been given back meanwhile
-        first, self._moved = not (self._moved or usable), True
+        pool = self._pool_for(sum(t.size for tensors in self._slot_tensors for t, _ in tensors.values()))
+        first, self._moved = not (self._moved or self._has_pool(pool)), True
         self._filler = []
-        if first:
+        if first and pool <= MAX_POOL_BYTES:
+            self._make_pool(pool)
+        elif first:
+            # Without a pool each slot moves to the memory of the slot that moved before it, and the first one to that of the slot
+            # that moved last.
             self._driver.give_back()
             self._pool_bytes = 0
-            with contextlib.suppress(RuntimeError):  # out of memory: go on without a pool
-                # Freed at once, the pool stays in torch's cache. Without a pool each slot moves to the memory of the
-                # slot that moved before it, and the first one to that of the slot that moved last.
-                if pool <= MAX_POOL_BYTES:
-                    empty_bytes(pool, self.device)
-                    self._pool_bytes = pool
         # torch keeps small and large tensors in different pools.
         filler = [empty_bytes(rng.randrange(1, 64) << bits, self.device) for bits in (18, 13) for _ in range(FILLERS)]
         for i in rng.sample(range(len(self._slots)), len(self._slots)):

@@ -45,6 +45,8 @@ DEVICE_MEMORY, DEVICE_SHARE = 48 << 30, 0.8
 CONNECTIONS = 2
 """Hardware queues of a submission's context (the driver's default is 8). Each costs about 10 ms when a context is made,
 during which the driver keeps others waiting (docs/measurements); a submission uses one stream."""
+COPY_CONNECTIONS = 1
+"""The same for copies; by default as many as ``CONNECTIONS``."""
 
 
 def limit(device: str) -> None:
@@ -68,6 +70,7 @@ def start_driver() -> None:
     import torch
 
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", str(CONNECTIONS))
+    os.environ.setdefault("CUDA_DEVICE_MAX_COPY_CONNECTIONS", str(COPY_CONNECTIONS))
     os.environ.setdefault("CUDA_DISABLE_PERF_BOOST", "1")  # the grader's context asks for it; asking takes the driver 7 ms
     torch.cuda._cached_device_count = torch._C._cuda_getDeviceCount()  # torch would start another library to count
     torch.cuda.init()

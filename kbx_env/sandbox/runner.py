@@ -304,6 +304,8 @@ class Runner:
         if watch is None:
             raise ValueError("there is no stopwatch on this device")
         self.interceptor.mode = "ablate" if header["do"] == "dry" else "time"
+        if "provide" in header:  # before the first values of a case are taken
+            watch.provide(*(int(n) for n in header["provide"]))
         match header["do"]:
             case "prepare":
                 return self._prepare(watch, header, blobs), []

@@ -28,7 +28,7 @@ class Memory:
         del self.chunks[address]
 
 
-@given(st.lists(st.tuples(st.sampled_from(["alloc", "free", "trim"]), st.integers(0, 20 * ALIGN)), max_size=60))
+@given(st.lists(st.tuples(st.sampled_from(["alloc", "free", "trim", "provide"]), st.integers(0, 20 * ALIGN)), max_size=60))
 def test_parts_never_overlap_and_all_memory_comes_back(steps: list[tuple[str, int]]) -> None:
     memory = Memory(80 * ALIGN)
     kept = 3 * CHUNK
@@ -48,9 +48,12 @@ def test_parts_never_overlap_and_all_memory_comes_back(steps: list[tuple[str, in
             address = sorted(held)[n % len(held)]
             arena.free(address)
             del held[address]
-            assert arena.reserved <= kept + sum(max(n, 1) + CHUNK for n in held.values())
+            empty = [size for c, size in memory.chunks.items() if not any(c <= a < c + size for a in held)]
+            assert sum(empty) <= kept
         elif what == "trim":
             arena.trim(n)
+        elif what == "provide":
+            arena.provide(n)
     for address in held:
         arena.free(address)
     assert arena.reserved == sum(memory.chunks.values())
@@ -100,3 +103,18 @@ def test_unused_chunks_make_room_for_one_that_does_not_fit() -> None:
     arena = Arena(memory.reserve, memory.release, 3 * CHUNK, CHUNK)
     arena.free(arena.alloc(2 * CHUNK))
     assert memory.chunks[arena.alloc(3 * CHUNK)] == 3 * CHUNK and len(memory.chunks) == 1
+
+
+def test_memory_that_was_provided_is_one_chunk_and_too_much_is_none() -> None:
+    memory = Memory(20 * CHUNK)
+    arena = Arena(memory.reserve, memory.release, 0, CHUNK)
+    arena.provide(5 * CHUNK)
+    first = arena.alloc(2 * CHUNK)
+    arena.provide(3 * CHUNK)  # so much is left of it
+    rest = [arena.alloc(CHUNK) for _ in range(3)]
+    assert list(memory.chunks.values()) == [5 * CHUNK]
+    arena.provide(100 * CHUNK)
+    assert arena.reserved == 5 * CHUNK
+    for address in (first, *rest):
+        arena.free(address)
+    assert not memory.chunks

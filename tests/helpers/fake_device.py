@@ -74,6 +74,8 @@ class FakeDevice(Driver):
 
     alloc_dedicated, free_dedicated = alloc, free
 
+    def provide(self, size: int) -> None: ...
+
     def share(self, address: int) -> bytes:
         return address.to_bytes(64, "little")
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
+from kbx_env.device.driver import TensorMetadata
 from kbx_env.device.ipc_grader import IpcReceiver, claimed
 from kbx_env.device.layout import flat
 from kbx_env.device.stopwatch import Stopwatch
@@ -48,6 +49,8 @@ GRAPH_BYTES = 2 << 30
 """Bytes of results that one graph may hold, if three calls fit."""
 JUDGED, JUDGED_BYTES = 3, 64 << 20
 """Captured calls that are judged if the results of all have more bytes than this; otherwise all are judged."""
+FEW_RESULTS, RESULTS_BYTES = 5, 512 << 20
+"""Results, those of a block, and bytes of more results for which a runner asks the driver at once."""
 AUDITS = 3
 """Attempts at the audit; one that fits is enough."""
 REPEATED_AUDIT_US = 100_000.0
@@ -228,13 +231,30 @@ class RunnerContestant:
         if result_bytes is not None:
             self.max_bytes = ALIGNMENT_BYTES + 4 * (result_bytes + sum(v.untyped_storage().nbytes() for v in tensors))
         mailbox = self._mailbox()
-        values = mailbox.send(values, self._ask) if mailbox is not None else [_hosted(d) for d in values]
+        provide = {"provide": self._memory(values, result_bytes or 0, slots)}
+        values = mailbox.send(values, self._ask, provide) if mailbox is not None else [_hosted(d) for d in values]
         messages = [self.session.header(d, 1000 + i, blobs) for i, d in enumerate(values)]
         header = {"do": "prepare", "slots": [m["args"] for m in messages], "count": slots}
         header |= {"entry": messages[0]["entry"], "positional": messages[0]["positional"]}
         header["turning"] = windows.turning if windows else None
         header["written"] = list(self.session.task.written(self.case.args))
-        self._ask(header, blobs)
+        self._ask(header if mailbox is not None else header | provide, blobs)
+
+    def _memory(self, draws: Sequence[Mapping[str, Any]], result_bytes: int, slots: int) -> tuple[int, int, int]:
+        """Return what memory a case takes in the runner, as ``Stopwatch.provide`` takes it.
+
+        Args:
+            draws: the values; the first draw is complete.
+            result_bytes: bytes of a correct result.
+            slots: sets of buffers.
+        """
+        sizes = [{n: TensorMetadata(v).size for n, v in d.items() if isinstance(v, torch.Tensor)} for d in draws]
+        written = self.session.task.written(self.case.args)
+        kept = result_bytes + sum(size for n, size in sizes[0].items() if n.partition(".")[0] in written)
+        values = sum(size for d in sizes for size in d.values())
+        results = min(GRAPH_CALLS[1] * kept, max(FEW_RESULTS * kept, RESULTS_BYTES))
+        # The values as they came are dropped before the first result.
+        return sum(sizes[0].values()), slots, values + max(values, results)
 
     def describe(self) -> None:
         """Have the runner allocate one set of inputs without values, for ``dry``; nothing is launched on the GPU."""

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from kbx_env.device.driver import KEPT_BYTES, KEPT_CACHE_BYTES, give_back
+from kbx_env.device.driver import KEPT_BYTES, KEPT_CACHE_BYTES, give_back, provide_apart
 from kbx_env.device.stopwatch import Stopwatch
 from kbx_env.errors import SandboxError
 from kbx_env.grading import compulsory_work, gpu_turns, inputs, reference
@@ -104,6 +104,8 @@ alone and has the rest; for a case that needs more than that it reserves the dif
 beside each that had it, on an H100 of 80 GB with 14 workers (docs/measurements)."""
 FEW_SLOTS, FEW_SLOTS_BYTES = 2, 1 << 30
 """Sets of buffers of a case whose arguments and results have more than so many bytes."""
+RESULTS_BYTES = 128 << 20
+"""Bytes of results that wait for the judge for which a grader asks the driver at once."""
 SLOW_US = 10_000.0
 """A block of calls that would take longer than this, in microseconds, has fewer calls, at least one. The two contestants' blocks
 differ in length where their times do: one call of a slow baseline says enough, one call of a kernel a thousand times as
@@ -761,9 +763,10 @@ class _Measuring:
         measured: list[_Measured] = []
         with session.gpu.alone(quiet=self.precision.quiet):
             self.roofline = rooflines.roofline("cuda", session.gpu.file(f"ceilings-{torch.__version__}.json"))
-            reading = telemetry.read()
+            reading = telemetry.read(self._own(session))
             self.before = self.before or reading
             watch = Stopwatch(session.backend)
+            provide_apart(min(RESULTS_BYTES, sum(map(self.bytes_to_judge, work))))
             try:
                 for index, candidate in enumerate(candidates):
                     # The next case has results too. Those of the first, which is the largest, may always wait.
@@ -783,6 +786,11 @@ class _Measuring:
                 give_back(KEPT_BYTES)
         self.after = measured[-1].after
         return [replace(m, disturbed=True) for m in measured] if self.disturbed_by_others else measured
+
+    @staticmethod
+    def _own(session: RunnerSession) -> set[int]:
+        """Return the ids of the processes that respect the GPU lock."""
+        return {os.getpid(), session.runner.pid, *session.gpu.users()}
 
     def _kept(self, work: _CaseWork) -> tuple[int, bool]:
         """Plan what is kept of timed calls until the GPU is free again.
@@ -812,6 +820,11 @@ class _Measuring:
     ) -> _Measured:  # fmt: skip
         """Draw the values of a case, and measure it; arguments as for ``_case``, ``index`` is that of the case."""
         try:
+            # Each step frees what the next one does not need, if it is much: the largest cases take half of a GPU.
+            give_back(KEPT_CACHE_BYTES)
+            described = inputs.described(self.task, candidate.case).values()
+            input_bytes = sum(v.untyped_storage().nbytes() for v in described if isinstance(v, torch.Tensor))
+            eager.watch.provide(input_bytes, _slots(work), input_windows.bytes_of_draws(input_bytes))
             return self._case(candidate, eager, self.draw(index), work, telemetry, before, whole)
         finally:
             eager.watch.clear()
@@ -837,9 +850,7 @@ class _Measuring:
         assert self.roofline is not None
         session, case = candidate.session, candidate.case
         result_bytes = work.result_bytes
-        # Each step frees what the next one does not need, if it is much: the largest cases take half of a GPU.
-        give_back(KEPT_CACHE_BYTES)
-        slots = FEW_SLOTS if work.tensor_bytes > FEW_SLOTS_BYTES else SLOTS
+        slots = _slots(work)
         candidate.lay(windows, result_bytes, slots)
         draws, windows = list(windows.draws), windows.without_values()  # the runner has copies
         about_us = eager.prepare(draws, slots, windows.turning)
@@ -866,11 +877,11 @@ class _Measuring:
             # Results of a discarded attempt are not judged: correct ones could hide wrong ones of the attempt that counts.
             results.clear()
             seen = 0
-            first = before if attempt == 1 and before is not None else telemetry.read()
+            first = before if attempt == 1 and before is not None else telemetry.read(self._own(session))
             paired = pair(
                 eager, candidate, windows=windows, check=check, precision=self.precision, about_us=about_us, slots=slots
             )  # fmt: skip
-            own_pids = {os.getpid(), session.runner.pid, *session.gpu.users()}
+            own_pids = self._own(session)
             after = telemetry.read(own_pids, whole)
             self.disturbed_by_others = self.disturbed_by_others or bool(strangers(after, own_pids))
             disturbed = disturbance(first, after, own_pids) or _skewed(paired)
@@ -894,6 +905,11 @@ class _Measuring:
             # A call may detect that it is captured and behave otherwise; it must be right all the same.
             results += candidate.replayed(windows, result_bytes, few_inputs)
         return _Measured(candidate, paired, work, disturbed is not None, results, after)
+
+
+def _slots(work: _CaseWork) -> int:
+    """Return how many sets of buffers a case has."""
+    return FEW_SLOTS if work.tensor_bytes > FEW_SLOTS_BYTES else SLOTS
 
 
 def _claimed_us(paired: Paired) -> float:

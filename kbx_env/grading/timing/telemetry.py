@@ -102,6 +102,7 @@ class Telemetry:
         self._run = run or _run
         self._nvml, self._handle = nvml, None
         self._last = 0
+        self._listed: frozenset[int] = frozenset()  # the latest processes on the device
         if self._nvml is None and run is None:
             with contextlib.suppress(ImportError):
                 self._nvml = importlib.import_module("pynvml")
@@ -113,12 +114,14 @@ class Telemetry:
     def read(self, ours: Collection[int] = (), whole: bool = True) -> Reading | None:
         """Return the current state of the device; ``None`` where the driver does not answer.
 
-        Who has computed takes the driver 1.5 ms, during which it keeps all GPUs of the host waiting.
+        Who has computed takes the driver 1.5 ms, and which processes there are 1 ms, during which it keeps all GPUs of the host
+        waiting.
 
         Args:
             ours: ids of the processes that respect the GPU lock; where the driver's ids belong to another namespace, nobody asks
                 who has computed.
-            whole: ask also while only these processes are on the device: another one may have come and gone.
+            whole: the reading is for all that happened since the first one. Otherwise nobody asks for processes if only these were
+                there before; a ``whole`` reading later tells whether another one has computed meanwhile.
         """
         if self._uuid is None:
             return None
@@ -165,9 +168,12 @@ class Telemetry:
             n, "nvmlDeviceGetCurrentClocksThrottleReasons", None
         )
         power = ask(lambda: n.nvmlDeviceGetPowerUsage(h))
-        processes = ask(lambda: tuple(sorted(p.pid for p in n.nvmlDeviceGetComputeRunningProcesses(h))))
-        busy, since = None, self._last
-        if not ours or processes is None or (set(processes) & set(ours) and (whole or not set(processes) <= set(ours))):
+        processes, busy, since = None, None, self._last
+        if listed := whole or not self._listed or not self._listed <= set(ours):
+            processes = ask(lambda: tuple(sorted(p.pid for p in n.nvmlDeviceGetComputeRunningProcesses(h))))
+            self._listed = frozenset(processes or ())
+        strange = processes is None or (set(processes) & set(ours) and (whole or not set(processes) <= set(ours)))
+        if listed and (not ours or strange):
             self._last = time.time_ns() // 1000
             if since:
                 busy = ask(lambda: tuple(sorted({u.pid for u in n.nvmlDeviceGetProcessUtilization(h, since) if u.smUtil})))

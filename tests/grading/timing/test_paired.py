@@ -391,7 +391,7 @@ def test_large_results_are_judged_before_the_next_case_is_measured(
     monkeypatch: pytest.MonkeyPatch, each: int, expected: list[int]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace())
-    monkeypatch.setattr(clock, "Telemetry", lambda uuid: SimpleNamespace(read=lambda: None))
+    monkeypatch.setattr(clock, "Telemetry", lambda uuid: SimpleNamespace(read=lambda ours: None))
     monkeypatch.setattr(clock.rooflines, "roofline", lambda device, file: "of the device")
     monkeypatch.setattr(clock, "Stopwatch", lambda device: SimpleNamespace(close=lambda: closed.append(device)))
     released, closed, alone, released_alone = list[int](), list[str](), list[bool](), list[bool]()
@@ -406,8 +406,8 @@ def test_large_results_are_judged_before_the_next_case_is_measured(
         yield
         alone.pop()
 
-    gpu = SimpleNamespace(alone=hold, file=lambda name: None)
-    session = SimpleNamespace(gpu=gpu, backend="cuda")
+    gpu = SimpleNamespace(alone=hold, file=lambda name: None, users=tuple)
+    session = SimpleNamespace(gpu=gpu, backend="cuda", runner=SimpleNamespace(pid=1))
     candidates: list[Any] = [
         SimpleNamespace(session=session, case=None, release=partial(release, k)) for k in range(5)
     ]

@@ -679,17 +679,17 @@ def test_a_ratio_that_only_eager_has_raised_is_measured_again(
 
 
 def test_who_computed_in_between_disturbs_all_cases(time: Callable[..., Timing], monkeypatch) -> None:
-    """Who has computed is asked with the last case alone, if only the grader's processes are there."""
+    """Who has computed is asked before the first case and with the last one, if only the grader's processes are there."""
     told: list[bool] = []
 
     def read(_: Any, ours: Any = (), whole: bool = True) -> Reading:
         told.append(whole and bool(ours))
-        busy = (os.getpid(), 1 << 30) if told[-1] and sum(told) == 1 else None
+        busy = (os.getpid(), 1 << 30) if told[-1] and sum(told) == 2 else None
         return Reading("model", processes=(os.getpid(),), busy=busy)
 
     monkeypatch.setattr(paired.Telemetry, "read", read)
     timing = time(honest)
-    assert told[:3] == [False, False, True] and [c.disturbed for c in timing.cases] == [True, True]
+    assert told[:3] == [True, False, True] and [c.disturbed for c in timing.cases] == [True, True]
     assert "1 other processes computed" in timing.notes[0], "the last case was measured again"
 
 

@@ -83,6 +83,17 @@ def test_who_has_computed_is_asked_only_where_the_answer_matters() -> None:
     assert strangers(readings[3], (7,)) == {5} and not strangers(readings[3], (5,)) and not strangers(readings[1], (7,))
 
 
+def test_processes_are_not_listed_again_while_only_gradings_use_the_gpu() -> None:
+    """Each list is a request to the driver, which has one lock for all GPUs of a host."""
+    telemetry, ours = Telemetry("abc", nvml=_Nvml()), (5, 7)
+    listed = [telemetry.read(ours, whole) for whole in (True, False, False, True)]
+    assert [r is not None and r.processes for r in listed] == [(5, 7), None, None, (5, 7)]
+    assert [r is not None and r.busy for r in listed] == [None, None, None, (5,)]
+    telemetry.read((7,))  # a stranger: whoever measures wants to know at once whether it computes
+    seen = telemetry.read((7,), False)
+    assert seen is not None and strangers(seen, (7,)) == {5}
+
+
 @pytest.mark.parametrize(
     ("before", "after", "found"),
     [
