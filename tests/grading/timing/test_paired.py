@@ -418,6 +418,7 @@ def test_large_results_are_judged_before_the_next_case_is_measured(
 
     monkeypatch.setattr(clock._Measuring, "_drawn", drawn)
     monkeypatch.setattr(clock._Measuring, "bytes_to_judge", lambda self, work: each)
+    monkeypatch.setattr(clock._Measuring, "_provide", lambda self, eager, work: None)
     measuring = clock._Measuring(load_task("activation/relu"), lambda index: None, clock.REPORT, 100)  # type: ignore
     counts: list[int] = []
     while sum(counts) < 5:
