@@ -60,7 +60,9 @@ POOL_FACTOR = 3
 FILLER_BYTES = 128 << 20
 """Bytes of the pool for buffers of random size."""
 MAX_POOL_BYTES = 4 << 30
-"""If the pool would be larger, it has room for the slots and one more: each moves to where the one before it was."""
+"""If the pool would be larger, there is none: the largest cases need the memory for other things."""
+MAX_PROVIDED_BYTES = 2 << 30
+"""Most bytes of messages, windows and results for which the driver is asked at once."""
 MAX_GRAPH_RESERVE_BYTES = 2 << 30
 """Most bytes that are allocated at once for the results of a graph."""
 TORCH_ALIGN = 512
@@ -119,25 +121,26 @@ class Stopwatch:
         """Ask the driver at once for the memory of the next case, before its values are drawn or taken; drops the case before.
 
         Each request takes a lock of the whole host, for which others who grade on other GPUs make it wait (docs/measurements).
-        Where there is too little memory, later allocations ask for less.
+        Not for the largest cases, and without effect where there is too little memory: then each part is asked for when it is needed.
 
         Args:
-            slot_bytes: Bytes of the tensors of one slot, between which buffers move.
+            slot_bytes: Bytes of the tensors of one slot.
             slots: Number of slots.
             other_bytes: Most bytes of messages, windows and results at one time.
         """
         self.clear()
-        if not self._has_pool(pool := self._pool_for(slot_bytes, slots)):
+        pool = self._pool_for(slots * slot_bytes)
+        if pool <= MAX_POOL_BYTES and not self._has_pool(pool):
             self._make_pool(pool)
-        self._driver.provide(other_bytes + (0 if self._flush else FLUSH_BYTES))
+        if other_bytes <= MAX_PROVIDED_BYTES:
+            self._driver.provide(other_bytes + (0 if self._flush else FLUSH_BYTES))
         with contextlib.suppress(RuntimeError):
             self._flush = self._flush or self._driver.alloc(FLUSH_BYTES)
 
     @staticmethod
-    def _pool_for(slot_bytes: int, slots: int) -> int:
-        """Return the bytes of torch's memory in which so many slots of so many bytes move."""
-        size = POOL_FACTOR * slots * slot_bytes + FILLER_BYTES
-        return size if size <= MAX_POOL_BYTES else (slots + 1) * slot_bytes + FILLER_BYTES
+    def _pool_for(slot_bytes: int) -> int:
+        """Return the bytes of torch's memory in which slots of so many bytes move."""
+        return POOL_FACTOR * slot_bytes + FILLER_BYTES
 
     @property
     def pooled(self) -> bool:
@@ -317,12 +320,16 @@ class Stopwatch:
         assert self._call is not None
         rng = random.Random(seed)
         self._drop_all_results()
-        slots = len(self._slots)
-        pool = self._pool_for(sum(t.size for tensors in self._slot_tensors for t, _ in tensors.values()) // max(1, slots), slots)
+        pool = self._pool_for(sum(t.size for tensors in self._slot_tensors for t, _ in tensors.values()))
         first, self._moved = not (self._moved or self._has_pool(pool)), True
         self._filler = []
-        if first:
+        if first and pool <= MAX_POOL_BYTES:
             self._make_pool(pool)
+        elif first:
+            # Without a pool each slot moves to the memory of the slot that moved before it, and the first one to that of the slot
+            # that moved last.
+            self._driver.give_back()
+            self._pool_bytes = 0
         # torch keeps small and large tensors in different pools.
         filler = [empty_bytes(rng.randrange(1, 64) << bits, self.device) for bits in (18, 13) for _ in range(FILLERS)]
         for i in rng.sample(range(len(self._slots)), len(self._slots)):
@@ -335,7 +342,7 @@ class Stopwatch:
         self._filler, filler = rng.sample([f for f in filler if TensorMetadata(f).size > 1 << 20] or filler, 1), []
         self._record_slots()
         self._driver.sync()
-        if first and self._pool_bytes:
+        if first and pool <= MAX_POOL_BYTES:
             self._driver.empty_cache()  # the memory in which the slots were before
         for slot in self._slots if calls else ():
             self._call(slot)

@@ -56,8 +56,8 @@ def test_only_the_first_move_of_the_largest_case_asks_the_driver_for_memory(monk
     assert case(1 << 10) == 2
 
 
-def test_large_buffers_move_within_room_for_one_more_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In each move they asked the driver anew: 3.6 s of a GPU's time for 144 calls of 256 us."""
+def test_large_buffers_empty_torchs_memory_once_and_need_no_yard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They did so in each move, and asked the driver anew: 3.6 s of a GPU's time for 144 calls of 256 us."""
     device, sizes = Counted(), list[int]()
     real = stopwatch.empty_bytes
     monkeypatch.setattr(stopwatch, "empty_bytes", lambda size, where: sizes.append(size) or real(min(size, 64), where))  # type: ignore[func-returns-value]
@@ -67,8 +67,7 @@ def test_large_buffers_move_within_room_for_one_more_slot(monkeypatch: pytest.Mo
     before, at = [slot["x"] for slot in watch._slots], device.emptied
     for seed in range(4):
         watch.shuffle(seed)
-    assert device.emptied == at + 2
-    assert [s for s in sizes if s >= stopwatch.FILLER_BYTES] == [4 * 256 + stopwatch.FILLER_BYTES]
+    assert device.emptied == at + 1 and not [s for s in sizes if s >= stopwatch.FILLER_BYTES]
     assert all(new["x"] is not old and torch.equal(new["x"], old) for new, old in zip(watch._slots, before, strict=True))
 
 

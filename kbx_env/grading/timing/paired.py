@@ -104,8 +104,8 @@ alone and has the rest; for a case that needs more than that it reserves the dif
 beside each that had it, on an H100 of 80 GB with 14 workers (docs/measurements)."""
 FEW_SLOTS, FEW_SLOTS_BYTES = 2, 1 << 30
 """Sets of buffers of a case whose arguments and results have more than so many bytes."""
-LIKELY_RESULTS = 8
-"""Results of a case that wait for the judge in training precision; the driver is asked at once for the memory of so many."""
+LIKELY_RESULTS, PROVIDED_BYTES = 8, 256 << 20
+"""Results of a case that wait for the judge in training precision, for which the driver is asked at once, and most bytes of them."""
 SLOW_US = 10_000.0
 """A block of calls that would take longer than this, in microseconds, has fewer calls, at least one. The two contestants' blocks
 differ in length where their times do: one call of a slow baseline says enough, one call of a kernel a thousand times as
@@ -776,8 +776,7 @@ class _Measuring:
                     since = reading if not measured else None if measured[-1].disturbed else measured[-1].after
                     eager = EagerContestant(self.task, candidate.case, session.backend, watch)
                     whole = candidate is candidates[-1]
-                    if index == 0:
-                        self._provide(eager, work)
+                    self._provide(eager, work[index])
                     measured.append(self._drawn(candidate, eager, first + index, work[index], telemetry, since, whole))
             finally:
                 # The driver clears what is freed: others who measured meanwhile would be slower.
@@ -815,20 +814,19 @@ class _Measuring:
         timed_calls = most * work.kept_bytes + (1 if few_inputs else most) * work.input_bytes
         return timed_calls + JUDGED * work.result_bytes + (1 if few_inputs else SLOTS) * work.input_bytes
 
-    def _provide(self, eager: EagerContestant, work: Sequence[_CaseWork]) -> None:
-        """Ask the driver at once for the memory of the next cases in this process.
+    def _provide(self, eager: EagerContestant, work: _CaseWork) -> None:
+        """Ask the driver at once for the memory that a case takes in this process; later cases are smaller and get the same.
 
         Args:
-            eager: the baseline of the first of them, the largest.
-            work: of these cases.
+            eager: the baseline of the case.
+            work: of the case.
         """
+        # Each step frees what the next one does not need, if it is much: the largest cases take half of a GPU.
         give_back(KEPT_CACHE_BYTES)
         described = inputs.described(self.task, eager.case).values()
         input_bytes = sum(v.untyped_storage().nbytes() for v in described if isinstance(v, torch.Tensor))
-        eager.watch.provide(input_bytes, _slots(work[0]), input_windows.bytes_of_draws(input_bytes))
-        # So much may wait for the judge, and each result that is in its own piece of memory asks the driver for it.
-        likely = sum(min(self.bytes_to_judge(w), LIKELY_RESULTS * w.kept_bytes + 2 * w.input_bytes) for w in work)
-        provide_apart(int(min(likely, max(self.kept_bytes / 2, self.bytes_to_judge(work[0])))))
+        eager.watch.provide(input_bytes, _slots(work), input_windows.bytes_of_draws(input_bytes))
+        provide_apart(min(PROVIDED_BYTES, LIKELY_RESULTS * work.kept_bytes + 2 * work.input_bytes))
 
     def _drawn(
         self, candidate: RunnerContestant, eager: EagerContestant, index: int, work: _CaseWork, telemetry: Telemetry,
