@@ -120,8 +120,8 @@ class Stopwatch:
     def provide(self, slot_bytes: int, slots: int, other_bytes: int) -> None:
         """Ask the driver at once for the memory of the next case, before its values are drawn or taken; drops the case before.
 
-        Each request takes a lock of the whole host, for which others who grade on other GPUs make it wait (docs/measurements).
-        Not for the largest cases, and without effect where there is too little memory: then each part is asked for when it is needed.
+        Each request waits for a lock that all GPUs of the host share (docs/measurements). The largest cases, and those for which
+        there is too little memory, ask for each part when they need it.
 
         Args:
             slot_bytes: Bytes of the tensors of one slot.

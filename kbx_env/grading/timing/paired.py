@@ -105,7 +105,7 @@ beside each that had it, on an H100 of 80 GB with 14 workers (docs/measurements)
 FEW_SLOTS, FEW_SLOTS_BYTES = 2, 1 << 30
 """Sets of buffers of a case whose arguments and results have more than so many bytes."""
 LIKELY_RESULTS, PROVIDED_BYTES = 8, 256 << 20
-"""Results of a case that wait for the judge in training precision, for which the driver is asked at once, and most bytes of them."""
+"""Results of a case that wait for the judge in training precision, and most bytes of them for which the driver is asked at once."""
 SLOW_US = 10_000.0
 """A block of calls that would take longer than this, in microseconds, has fewer calls, at least one. The two contestants' blocks
 differ in length where their times do: one call of a slow baseline says enough, one call of a kernel a thousand times as
