@@ -55,7 +55,7 @@ def watch() -> None:
     within, steps = list[list[float]](), Figures()
 
     def so_far() -> list[float]:
-        return [time.perf_counter(), 0.0, *_requests(os.getpid()), *_requests(now["runner"])]
+        return [time.perf_counter(), 0.0, *_requests(os.getpid()), *_requests(now.get("runner", 0))]
 
     class Steps(alone_phases.Phases):
         def watch(self, owner: Any, attribute: str, name: Any) -> None:
@@ -155,6 +155,24 @@ def means(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     return dict(sorted(found.items(), key=lambda item: -item[1]["ms"]))
 
 
+def _run(command: Sequence[str], environment: dict[str, str]) -> int:
+    """Run a command to its end; its status, or 130 if it was interrupted: what was measured by then counts."""
+    with subprocess.Popen(command, env=environment) as process:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.wait()
+            return 130
+
+
+def _parsed(line: str) -> list[dict[str, Any]]:
+    """Return the row of a line; none of a line that a killed worker did not finish."""
+    try:
+        return [json.loads(line)]
+    except ValueError:
+        return []
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the command, print and write."""
     if len(arguments) < 3 or arguments[1] != "--":
@@ -172,14 +190,16 @@ def main(arguments: Sequence[str]) -> int:
         Path(folder, "sitecustomize.py").write_text(at_start)
         path = os.pathsep.join(p for p in (folder, str(ROOT.parent), os.environ.get("PYTHONPATH")) if p)
         more = {ROWS: str(rows), COUNTS: str(counts), "LD_PRELOAD": str(library), "PYTHONPATH": path}
-        status = subprocess.run(arguments[2:], env={**os.environ, **more}).returncode
-        found = [json.loads(line) for file in sorted(rows.iterdir()) for line in file.read_text().splitlines()]
+        status = _run(arguments[2:], {**os.environ, **more})
+        found = [row for file in sorted(rows.iterdir()) for line in file.read_text().splitlines() for row in _parsed(line)]
     if not found:
         print("hold_steps.py: no grading has held a GPU alone; the command needs a GPU and correct kernels", file=sys.stderr)
         return status or 2
     table = means(found)
     out.write_text(json.dumps({"command": list(arguments[2:]), "means": table, "rows": found}, indent=1) + "\n")
     cases = statistics.mean(row["cases"] for row in found)
+    if not table["in all"]["runner_requests"]:
+        print("hold_steps.py: no request of a runner was counted; its process id may belong to another namespace", file=sys.stderr)
     print(f"{len(found)} holds of a GPU, {cases:.1f} cases left at their beginning; means of a hold:")
     for step, row in table.items():
         sides = [f"{side} {row[f'{side}_requests']:6.1f} ({row[f'{side}_requests_ms']:6.1f} ms)" for side in ("grader", "runner")]

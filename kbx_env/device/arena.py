@@ -5,7 +5,6 @@ An allocation costs the driver four requests, and most of them take a lock of th
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
 
@@ -67,9 +66,13 @@ class Arena:
             size: Bytes.
         """
         with self._lock:
-            if size > max((gap for gap, _ in self._gaps.values()), default=0):
-                with contextlib.suppress(RuntimeError):
-                    self._grow(-(-size // ALIGN) * ALIGN)
+            if size <= max((gap for gap, _ in self._gaps.values()), default=0):
+                return
+            self.trim()
+            try:
+                self._grow(-(-size // ALIGN) * ALIGN)
+            except RuntimeError:
+                return
 
     def _grow(self, size: int) -> tuple[int, int]:
         """Add a chunk; its bytes and its address."""

@@ -283,7 +283,9 @@ class Driver:
         bind(held, "cuStreamCreate", ctypes.POINTER(handle), ctypes.c_uint)(ctypes.byref(side), _NON_BLOCKING)
         self._side = torch.cuda.ExternalStream(side.value)
         self._arena = Arena(self.alloc_dedicated, self.free_dedicated, KEPT_CACHE_BYTES)
-        self._latest_graph: Any = None  # the next one gets its memory
+        self._latest_graph: tuple[Any, int] | None = None  # the next one gets its memory: so many bytes
+        self.emptied = 0
+        """How often torch's unused memory was given back."""
 
     def use_in_thread(self) -> None:
         """Make torch's context the one of this thread. Torch does so only when the thread first uses CUDA through it."""
@@ -452,6 +454,7 @@ class Driver:
 
     def empty_cache(self) -> None:
         """Release torch's cached memory."""
+        self.emptied += 1
         self._empty_cache()
 
     def trim_cache(self, keep: int = KEPT_CACHE_BYTES) -> None:
@@ -461,13 +464,13 @@ class Driver:
             keep: Nothing is released if it is not more than so many bytes.
         """
         if self.reserved_bytes() - self._statistics(0)["allocated_bytes"]["all"]["current"] > keep:
-            self._empty_cache()
+            self.empty_cache()
 
     def empty_apart(self, size: int) -> torch.Tensor:
         """Return an uninitialised tensor that may outlive others: uint8, (size,).
 
-        Torch gives its memory back in large pieces, each as a whole. No tensor of ``empty_bytes`` is in a piece of this one. Use it
-        in the order of the default stream.
+        Torch gives its memory back in large pieces, each as a whole. This tensor's memory shares no piece with tensors of
+        ``empty_bytes``. Use it in the order of the default stream.
         """
         side = self._side
         self._set_stream(stream_id=side.stream_id, device_index=side.device_index, device_type=side.device_type)
@@ -481,7 +484,7 @@ class Driver:
         return int(self._statistics(0)["reserved_bytes"]["all"]["current"])
 
     def capture(self, body: Callable[[], None], reserve: int = 0) -> Callable[[], None]:
-        """Capture work into a CUDA graph. Its results get the memory of those of the latest one, which must not be replayed again.
+        """Capture work into a CUDA graph; the latest one must not be replayed again. If it reserved as much, its memory is used.
 
         Args:
             body: Enqueues the work.
@@ -495,11 +498,12 @@ class Driver:
             Exception: any error of ``body`` or of the end of the capture.
         """
         self.sync()
-        self.trim_cache()
-        side, graph = self._side, self._graph()
-        # Torch frees a graph's memory with the graph. The latest one is not replayed any more, but kept until here.
+        # Torch frees the memory of a graph with it. The latest one is not replayed any more, but kept until its successor is made.
         latest, self._latest_graph = self._latest_graph, None
-        pool = None if latest is None else self._pool(latest)
+        latest = latest if latest is not None and 0 < reserve <= latest[1] else None
+        self.trim_cache(KEPT_CACHE_BYTES + (0 if latest is None else latest[1]))
+        side, graph = self._side, self._graph()
+        pool = None if latest is None else self._pool(latest[0])
         self._set_stream(stream_id=side.stream_id, device_index=side.device_index, device_type=side.device_type)
         try:
             self._begin(graph, pool=pool, capture_error_mode="global")
@@ -512,7 +516,8 @@ class Driver:
                 self._end(graph)
         finally:
             self.use_default_stream()
-        self._latest_graph = graph
+        if reserve:
+            self._latest_graph = graph, reserve if latest is None else latest[1]
         play = self._play
         return lambda: play(graph)
 

@@ -105,6 +105,7 @@ class Stopwatch:
         self._short = False
         self._moved = False  # whether the buffers of this case have been moved
         self._pool_bytes = 0  # of torch's memory, one piece when it was allocated, in which buffers move
+        self._pool_since = 0  # how often torch's memory had been given back then
         # A buffer that stays until the next shuffle: results move too, and torch does not release the pool.
         self._filler: list[torch.Tensor] = []
         self._replay_graph: Callable[[], None] | None = None
@@ -126,16 +127,19 @@ class Stopwatch:
         Args:
             slot_bytes: Bytes of the tensors of one slot.
             slots: Number of slots.
-            other_bytes: Most bytes of messages, windows and results at one time.
+            other_bytes: Most bytes of messages, windows and results at one time; the memory that empties the L2 cache comes on top.
         """
+        self._driver.use_in_thread()
         self.clear()
         pool = self._pool_for(slots * slot_bytes)
         if pool <= MAX_POOL_BYTES and not self._has_pool(pool):
             self._make_pool(pool)
         if other_bytes <= MAX_PROVIDED_BYTES:
             self._driver.provide(other_bytes + (0 if self._flush else FLUSH_BYTES))
-        with contextlib.suppress(RuntimeError):
+        try:
             self._flush = self._flush or self._driver.alloc(FLUSH_BYTES)
+        except RuntimeError:  # ``warm`` asks again
+            self._flush = 0
 
     @staticmethod
     def _pool_for(slot_bytes: int) -> int:
@@ -145,18 +149,30 @@ class Stopwatch:
     @property
     def pooled(self) -> bool:
         """Whether the slots move within one piece of memory."""
-        return bool(self._pool_bytes)
+        return self._has_pool(1)
 
     def _has_pool(self, size: int) -> bool:
-        return size <= self._pool_bytes <= self._driver.reserved_bytes()  # it may have been given back meanwhile
+        """Return whether the pool has so many bytes, and was not given back meanwhile."""
+        return size <= self._pool_bytes and self._pool_since == self._driver.emptied
+
+    def _keep_pool(self, had_one: bool) -> None:
+        """Note that the pool was in use, so not given back, when torch's unused memory was.
+
+        Args:
+            had_one: Whether there was a pool before.
+        """
+        if had_one:
+            self._pool_since = self._driver.emptied
 
     def _make_pool(self, size: int) -> None:
         """Replace the pool. Freed at once, it stays in torch's cache; without memory there is none."""
-        self._driver.give_back()
         self._pool_bytes = 0
-        with contextlib.suppress(RuntimeError):
+        try:
+            self._driver.give_back()
             empty_bytes(size, self.device)
-            self._pool_bytes = size
+        except RuntimeError:
+            return
+        self._pool_bytes, self._pool_since = size, self._driver.emptied
 
     def prepare(
         self, call: Callable[[dict[str, Any]], Any], draws: list[dict[str, Any]], *, slots: int = 0,
@@ -343,7 +359,9 @@ class Stopwatch:
         self._record_slots()
         self._driver.sync()
         if first and pool <= MAX_POOL_BYTES:
+            has_pool = self.pooled
             self._driver.empty_cache()  # the memory in which the slots were before
+            self._keep_pool(has_pool)
         for slot in self._slots if calls else ():
             self._call(slot)
         self._settle()
@@ -551,7 +569,7 @@ class Stopwatch:
         assert self._call is not None
         call = self._call
         results: list[tuple[int, Any]] = []
-        reserve = len(order) * self._result_bytes()
+        reserve, has_pool = len(order) * self._result_bytes(), self.pooled
         self._drop_all_results()
 
         def body() -> None:
@@ -566,6 +584,8 @@ class Stopwatch:
                 self._driver.sync()
             self._settle()
             return {"captured": False}
+        finally:
+            self._keep_pool(has_pool)
         self._graph_results = results
         self._replay_graph()
         self._settle()

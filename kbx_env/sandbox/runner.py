@@ -305,6 +305,7 @@ class Runner:
             raise ValueError("there is no stopwatch on this device")
         self.interceptor.mode = "ablate" if header["do"] == "dry" else "time"
         if "provide" in header:  # before the first values of a case are taken
+            self.mail.empty()
             watch.provide(*(int(n) for n in header["provide"]))
         match header["do"]:
             case "prepare":

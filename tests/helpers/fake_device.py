@@ -30,6 +30,7 @@ class FakeDevice(Driver):
         self.held: dict[int, Any] = {}
         self.tensors: list[torch.Tensor] = []
         self.threads = {threading.get_ident()}
+        self.emptied = 0
 
     def use_in_thread(self) -> None:
         self.threads.add(threading.get_ident())
@@ -74,7 +75,8 @@ class FakeDevice(Driver):
 
     alloc_dedicated, free_dedicated = alloc, free
 
-    def provide(self, size: int) -> None: ...
+    def provide(self, size: int) -> None:
+        self._in_context()
 
     def share(self, address: int) -> bytes:
         return address.to_bytes(64, "little")

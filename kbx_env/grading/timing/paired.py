@@ -771,12 +771,16 @@ class _Measuring:
                     # The next case has results too. Those of the first, which is the largest, may always wait.
                     waiting = sum(m.kept_bytes for m in measured[1:])
                     if measured and waiting + self.bytes_to_judge(work[index]) > self.kept_bytes:
+                        self._look_for_strangers(telemetry.read(self._own(session)), session)
                         break
                     # Readings take milliseconds: the last one of a case serves as the first one of the next.
                     since = reading if not measured else None if measured[-1].disturbed else measured[-1].after
                     eager = EagerContestant(self.task, candidate.case, session.backend, watch)
                     whole = candidate is candidates[-1]
-                    self._provide(eager, work[index])
+                    if index == 0:
+                        self._provide(eager, work)
+                    else:
+                        eager.watch.provide(*self._memory(eager, work[index]))
                     measured.append(self._drawn(candidate, eager, first + index, work[index], telemetry, since, whole))
             finally:
                 # The driver clears what is freed: others who measured meanwhile would be slower.
@@ -791,6 +795,10 @@ class _Measuring:
     def _own(session: RunnerSession) -> set[int]:
         """Return the ids of the processes that respect the GPU lock."""
         return {os.getpid(), session.runner.pid, *session.gpu.users()}
+
+    def _look_for_strangers(self, reading: Reading | None, session: RunnerSession) -> None:
+        """Note whether another process has computed before a reading: then all cases of this turn are disturbed."""
+        self.disturbed_by_others = self.disturbed_by_others or bool(strangers(reading, self._own(session)))
 
     def _kept(self, work: _CaseWork) -> tuple[int, bool]:
         """Plan what is kept of timed calls until the GPU is free again.
@@ -814,19 +822,27 @@ class _Measuring:
         timed_calls = most * work.kept_bytes + (1 if few_inputs else most) * work.input_bytes
         return timed_calls + JUDGED * work.result_bytes + (1 if few_inputs else SLOTS) * work.input_bytes
 
-    def _provide(self, eager: EagerContestant, work: _CaseWork) -> None:
-        """Ask the driver at once for the memory that a case takes in this process; later cases are smaller and get the same.
+    def _memory(self, eager: EagerContestant, work: _CaseWork) -> tuple[int, int, int]:
+        """Return what memory a case takes in this process, as ``Stopwatch.provide`` takes it.
 
         Args:
             eager: the baseline of the case.
             work: of the case.
         """
-        # Each step frees what the next one does not need, if it is much: the largest cases take half of a GPU.
-        give_back(KEPT_CACHE_BYTES)
         described = inputs.described(self.task, eager.case).values()
         input_bytes = sum(v.untyped_storage().nbytes() for v in described if isinstance(v, torch.Tensor))
-        eager.watch.provide(input_bytes, _slots(work), input_windows.bytes_of_draws(input_bytes))
-        provide_apart(min(PROVIDED_BYTES, LIKELY_RESULTS * work.kept_bytes + 2 * work.input_bytes))
+        return input_bytes, _slots(work), input_windows.bytes_of_draws(input_bytes)
+
+    def _provide(self, eager: EagerContestant, work: Sequence[_CaseWork]) -> None:
+        """Ask the driver at once for the memory of a turn in this process.
+
+        Args:
+            eager: the baseline of the first case, which is the largest; the others get the same memory.
+            work: of the first case and of all after it.
+        """
+        give_back(KEPT_CACHE_BYTES)
+        eager.watch.provide(*self._memory(eager, work[0]))
+        provide_apart(min(PROVIDED_BYTES, sum(LIKELY_RESULTS * w.kept_bytes + 2 * w.input_bytes for w in work)))
 
     def _drawn(
         self, candidate: RunnerContestant, eager: EagerContestant, index: int, work: _CaseWork, telemetry: Telemetry,
@@ -834,6 +850,9 @@ class _Measuring:
     ) -> _Measured:  # fmt: skip
         """Draw the values of a case, and measure it; arguments as for ``_case``, ``index`` is that of the case."""
         try:
+            # Each step frees what the next one does not need, if it is much: the largest cases take half of a GPU.
+            if not eager.watch.pooled:
+                give_back(KEPT_CACHE_BYTES)
             return self._case(candidate, eager, self.draw(index), work, telemetry, before, whole)
         finally:
             eager.watch.clear()
@@ -893,7 +912,8 @@ class _Measuring:
             )  # fmt: skip
             own_pids = self._own(session)
             after = telemetry.read(own_pids, whole)
-            self.disturbed_by_others = self.disturbed_by_others or bool(strangers(after, own_pids))
+            for reading in (first, after):
+                self._look_for_strangers(reading, session)
             disturbed = disturbance(first, after, own_pids) or _skewed(paired)
             again = disturbed or _belief(self.task, work, self.roofline, paired).doubt
             if again is None or attempt == ATTEMPTS:

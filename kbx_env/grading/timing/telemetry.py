@@ -22,6 +22,10 @@ _QUERY = "clocks.sm,clocks.mem,temperature.gpu,power.draw,clocks_throttle_reason
 """Fields to query from ``nvidia-smi``, in the order in which ``_from_tool`` reads them."""
 
 
+_TELLING: set[str] = set()
+"""Devices whose driver has told who computed. Where it does not, the lists of processes are all there is to compare."""
+
+
 @dataclass(frozen=True)
 class Reading:
     """The state of the device at one time."""
@@ -120,8 +124,8 @@ class Telemetry:
         Args:
             ours: ids of the processes that respect the GPU lock; where the driver's ids belong to another namespace, nobody asks
                 who has computed.
-            whole: the reading is for all that happened since the first one. Otherwise nobody asks for processes if only these were
-                there before; a ``whole`` reading later tells whether another one has computed meanwhile.
+            whole: the reading is for all that happened since the last whole one. Otherwise nobody asks for processes if the latest
+                list had only ``ours``; a whole reading later tells whether another process has computed meanwhile.
         """
         if self._uuid is None:
             return None
@@ -169,7 +173,8 @@ class Telemetry:
         )
         power = ask(lambda: n.nvmlDeviceGetPowerUsage(h))
         processes, busy, since = None, None, self._last
-        if listed := whole or not self._listed or not self._listed <= set(ours):
+        tells = self._uuid in _TELLING
+        if listed := whole or not tells or not self._listed or not self._listed <= set(ours):
             processes = ask(lambda: tuple(sorted(p.pid for p in n.nvmlDeviceGetComputeRunningProcesses(h))))
             self._listed = frozenset(processes or ())
         strange = processes is None or (set(processes) & set(ours) and (whole or not set(processes) <= set(ours)))
@@ -177,6 +182,7 @@ class Telemetry:
             self._last = time.time_ns() // 1000
             if since:
                 busy = ask(lambda: tuple(sorted({u.pid for u in n.nvmlDeviceGetProcessUtilization(h, since) if u.smUtil})))
+                _TELLING.update({str(self._uuid)} if busy is not None else ())
         return Reading(
             "nvml", sm_mhz=ask(lambda: int(n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM))),
             memory_mhz=ask(lambda: int(n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_MEM))),

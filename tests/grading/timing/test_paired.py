@@ -25,6 +25,7 @@ from kbx_env.grading.runtime.untrusted import GradingAborted
 from kbx_env.grading.timing import contestants, ratio
 from kbx_env.grading.timing import paired as clock
 from kbx_env.grading.timing.precision import TRAINING
+from kbx_env.grading.timing.telemetry import Reading
 from kbx_env.outcome import Verdict
 from kbx_env.spec.catalog import load_task, task_ids
 
@@ -393,7 +394,7 @@ def test_large_results_are_judged_before_the_next_case_is_measured(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace())
     monkeypatch.setattr(clock, "Telemetry", lambda uuid: SimpleNamespace(read=lambda ours: None))
     monkeypatch.setattr(clock.rooflines, "roofline", lambda device, file: "of the device")
-    monkeypatch.setattr(clock, "Stopwatch", lambda device: SimpleNamespace(close=lambda: closed.append(device)))
+    monkeypatch.setattr(clock, "Stopwatch", lambda device: SimpleNamespace(close=lambda: closed.append(device), provide=tuple))
     released, closed, alone, released_alone = list[int](), list[str](), list[bool](), list[bool]()
 
     def release(number: int) -> None:
@@ -419,6 +420,7 @@ def test_large_results_are_judged_before_the_next_case_is_measured(
     monkeypatch.setattr(clock._Measuring, "_drawn", drawn)
     monkeypatch.setattr(clock._Measuring, "bytes_to_judge", lambda self, work: each)
     monkeypatch.setattr(clock._Measuring, "_provide", lambda self, eager, work: None)
+    monkeypatch.setattr(clock._Measuring, "_memory", lambda self, eager, work: ())
     measuring = clock._Measuring(load_task("activation/relu"), lambda index: None, clock.REPORT, 100)  # type: ignore
     counts: list[int] = []
     while sum(counts) < 5:
@@ -426,6 +428,38 @@ def test_large_results_are_judged_before_the_next_case_is_measured(
     assert counts == expected and measuring.roofline == "of the device"
     # Whoever leaves the GPU leaves no memory of the runner and of eager behind: freeing it would disturb the next one.
     assert len(released) == len(closed) == len(counts) and all(released_alone)
+
+
+def test_a_runner_is_told_what_memory_a_case_takes() -> None:
+    """Two draws of x (400 bytes) and one of y (80): the values as they came, then the windows, then results beside these."""
+    task = SimpleNamespace(written=lambda args: {"y"})
+    session, case = SimpleNamespace(task=task), SimpleNamespace(args={})
+    side = contestants.RunnerContestant(session, case)  # type: ignore[arg-type]
+    draws: list[dict[str, Any]] = [{"x": torch.zeros(100), "y": torch.zeros(10, dtype=torch.float64), "n": 3}, {"x": torch.ones(100)}]
+    values, most = 880, contestants.GRAPH_CALLS[1]
+    assert side._memory(draws, 1000, 3) == (480, 3, values + most * (1000 + 80))
+    few = contestants.FEW_RESULTS * ((1 << 30) + 80)
+    assert side._memory(draws, 1 << 30, 2) == (480, 2, values + few), "of large results those of one block"
+
+
+@pytest.mark.parametrize("busy, disturbed", [((1,), False), ((1, 9), True)])
+def test_a_turn_that_ends_before_the_last_case_looks_for_strangers(
+    monkeypatch: pytest.MonkeyPatch, busy: tuple[int, ...], disturbed: bool
+) -> None:
+    """Processes are listed at the beginning and the end of a turn; who comes and goes in between must not be missed."""
+    readings = [Reading("m", processes=(1, 9)), Reading("m", processes=(1, 9), busy=busy)]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace())
+    monkeypatch.setattr(clock, "Telemetry", lambda uuid: SimpleNamespace(read=lambda ours: readings.pop(0)))
+    monkeypatch.setattr(clock.rooflines, "roofline", lambda device, file: "of the device")
+    monkeypatch.setattr(clock, "Stopwatch", lambda device: SimpleNamespace(close=tuple))
+    gpu = SimpleNamespace(alone=lambda quiet: contextlib.nullcontext(), file=lambda name: None, users=tuple)
+    session = SimpleNamespace(gpu=gpu, backend="cuda", runner=SimpleNamespace(pid=1))
+    candidates: list[Any] = [SimpleNamespace(session=session, case=None, release=tuple) for _ in range(2)]
+    measured = clock._Measured(candidates[0], None, None, False, [], None)  # type: ignore[arg-type]
+    for name, found in {"_drawn": measured, "_provide": None, "bytes_to_judge": 200}.items():
+        monkeypatch.setattr(clock._Measuring, name, lambda *_, found=found: found)
+    measuring = clock._Measuring(load_task("activation/relu"), lambda index: None, clock.REPORT, 100)  # type: ignore
+    assert [m.disturbed for m in measuring.run(candidates, [None] * 2, 0)] == [disturbed] and not readings  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("us, placement", [(30.0, 0.002), (400.0, 0.002), (30_000.0, 0.01)])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kbx_env.grading.timing import telemetry as telemetry_module
 from kbx_env.grading.timing.telemetry import Reading, Telemetry, disturbance, strangers
 
 
@@ -83,15 +84,26 @@ def test_who_has_computed_is_asked_only_where_the_answer_matters() -> None:
     assert strangers(readings[3], (7,)) == {5} and not strangers(readings[3], (5,)) and not strangers(readings[1], (7,))
 
 
-def test_processes_are_not_listed_again_while_only_gradings_use_the_gpu() -> None:
+def test_processes_are_not_listed_again_while_only_gradings_use_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each list is a request to the driver, which has one lock for all GPUs of a host."""
+    monkeypatch.setattr(telemetry_module, "_TELLING", set())
     telemetry, ours = Telemetry("abc", nvml=_Nvml()), (5, 7)
-    listed = [telemetry.read(ours, whole) for whole in (True, False, False, True)]
-    assert [r is not None and r.processes for r in listed] == [(5, 7), None, None, (5, 7)]
-    assert [r is not None and r.busy for r in listed] == [None, None, None, (5,)]
+    first = [telemetry.read(ours, whole) for whole in (True, False, True)]
+    assert all(r is not None and r.processes == (5, 7) for r in first), "nobody knows yet whether the driver tells who computed"
+    listed = [telemetry.read(ours, whole) for whole in (False, False, True)]
+    assert [r is not None and r.processes for r in listed] == [None, None, (5, 7)]
+    assert [r is not None and r.busy for r in listed] == [None, None, (5,)]
     telemetry.read((7,))  # a stranger: whoever measures wants to know at once whether it computes
     seen = telemetry.read((7,), False)
     assert seen is not None and strangers(seen, (7,)) == {5}
+
+
+def test_processes_are_listed_where_the_driver_does_not_tell_who_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry_module, "_TELLING", set())
+    nvml = _Nvml()
+    monkeypatch.setattr(nvml, "nvmlDeviceGetProcessUtilization", None, raising=False)
+    telemetry = Telemetry("abc", nvml=nvml)
+    assert all(r is not None and r.processes for r in [telemetry.read((5, 7), whole) for whole in (True, True, False, False)])
 
 
 @pytest.mark.parametrize(
