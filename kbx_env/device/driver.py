@@ -498,7 +498,7 @@ class Driver:
             Exception: any error of ``body`` or of the end of the capture.
         """
         self.sync()
-        # Torch frees the memory of a graph with it. The latest one is not replayed any more, but kept until its successor is made.
+        # Torch frees the memory of a graph with it: the latest one is kept until here, although nobody replays it any more.
         latest, self._latest_graph = self._latest_graph, None
         latest = latest if latest is not None and 0 < reserve <= latest[1] else None
         self.trim_cache(KEPT_CACHE_BYTES + (0 if latest is None else latest[1]))
