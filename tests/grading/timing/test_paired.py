@@ -435,7 +435,8 @@ def test_a_runner_is_told_what_memory_a_case_takes() -> None:
     task = SimpleNamespace(written=lambda args: {"y"})
     session, case = SimpleNamespace(task=task), SimpleNamespace(args={})
     side = contestants.RunnerContestant(session, case)  # type: ignore[arg-type]
-    draws: list[dict[str, Any]] = [{"x": torch.zeros(100), "y": torch.zeros(10, dtype=torch.float64), "n": 3}, {"x": torch.ones(100)}]
+    x, y = torch.zeros(100), torch.zeros(10, dtype=torch.float64)
+    draws: list[dict[str, Any]] = [{"x": x, "y": y, "n": 3}, {"x": x + 1}]
     values, most = 880, contestants.GRAPH_CALLS[1]
     assert side._memory(draws, 1000, 3) == (480, 3, values + most * (1000 + 80))
     few = contestants.FEW_RESULTS * ((1 << 30) + 80)
