@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from kbx_env.device import driver
 from kbx_env.device.driver import KEPT_CACHE_BYTES, Driver, bind
@@ -95,3 +96,35 @@ def test_memory_of_the_latest_graph_does_not_count_as_unused(monkeypatch: pytest
     device.unused += 1
     device.capture(lambda: None, 1000)
     assert device.emptied == 1
+
+
+@pytest.mark.gpu
+def test_memory_on_a_gpu_is_asked_for_once_and_given_back() -> None:
+    """What the tests above assume of torch: pools of graphs are used again, and results apart keep no other memory."""
+    device, mib = driver.process_driver(), 1 << 20
+    device.give_back()
+    before = device.reserved_bytes()
+    driver.empty_bytes(512 * mib, "cuda")  # freed at once, as a pool is
+    result = device.empty_apart(mib)
+    device.give_back()
+    assert device.reserved_bytes() - before <= 32 * mib, "the result keeps its own piece, not the pool"
+    del result
+    device.give_back()
+    x, made = torch.zeros(mib, device="cuda"), list[torch.Tensor]()
+
+    def body() -> None:
+        made.extend(x + k for k in range(4))
+
+    sizes = []
+    for reserve in (16 * mib, 16 * mib, 8 * mib, 64 * mib):
+        made.clear()
+        replay = device.capture(body, reserve)
+        replay()
+        device.sync()
+        assert [float(t[0]) for t in made] == [0, 1, 2, 3]
+        sizes.append(device.reserved_bytes())
+    assert sizes[0] == sizes[1] == sizes[2] < sizes[3]
+    made.clear()
+    del replay
+    device.give_back()
+    assert device.reserved_bytes() - before <= 32 * mib
