@@ -79,7 +79,7 @@ class Phases:
         self.watch(contestants.RunnerContestant, "lay", "inputs, the grader's part")
         self.watch(paired, "pair", "pairs, the grader's part")
         self.watch(paired, "give_back", "memory given back")
-        self.watch(paired._Measuring, "_provide", "memory asked for")
+        self.watch(paired._Measuring, "_preallocate", "memory asked for")
         self.watch(reference, "expect", "reference")
         self.watch(telemetry.Telemetry, "read", "telemetry")
         self.watch(roofline, "roofline", "ceilings")

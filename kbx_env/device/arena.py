@@ -59,7 +59,7 @@ class Arena:
                 self._gaps[address + size] = gap - size, chunk
             return address
 
-    def provide(self, size: int) -> None:
+    def preallocate(self, size: int) -> None:
         """Have one piece of so many bytes ready, for later calls of ``alloc``; without effect where there is no memory.
 
         Args:

@@ -309,13 +309,13 @@ class Driver:
         """Free memory of ``alloc``. It stays with this process until ``give_back``."""
         self._arena.free(address)
 
-    def provide(self, size: int) -> None:
+    def preallocate(self, size: int) -> None:
         """Ask the device at once for memory of which ``alloc`` will give out parts; without effect where there is none.
 
         Args:
             size: Bytes.
         """
-        self._arena.provide(size)
+        self._arena.preallocate(size)
 
     def alloc_dedicated(self, size: int) -> int:
         """Allocate device memory that the driver can share alone: whoever gets it sees no other memory of this process.
@@ -466,7 +466,7 @@ class Driver:
         if self.reserved_bytes() - self._statistics(0)["allocated_bytes"]["all"]["current"] > keep:
             self.empty_cache()
 
-    def empty_apart(self, size: int) -> torch.Tensor:
+    def empty_outside_pool(self, size: int) -> torch.Tensor:
         """Return an uninitialised tensor that may outlive others: uint8, (size,).
 
         Torch gives its memory back in large pieces, each as a whole. This tensor's memory shares no piece with tensors of
@@ -529,15 +529,15 @@ def process_driver() -> Driver:
     return Driver()
 
 
-def provide_apart(size: int) -> None:
-    """Ask the device at once for memory of which ``Driver.empty_apart`` will give out parts. Without a device nothing happens.
+def preallocate_outside_pool(size: int) -> None:
+    """Ask the device at once for memory of which ``Driver.empty_outside_pool`` gives out parts. Without a device nothing happens.
 
     Args:
         size: Bytes.
     """
     if torch.cuda.is_available():
         with contextlib.suppress(RuntimeError):  # too little memory: each part is asked for when it is needed
-            process_driver().empty_apart(size)
+            process_driver().empty_outside_pool(size)
 
 
 def give_back(keep: int = 0) -> None:

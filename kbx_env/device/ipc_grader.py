@@ -102,7 +102,7 @@ class IpcReceiver:
         """
         self._driver.use_in_thread()
         # Results wait for the judge while others use the GPU: they must not keep the pool of the slots with this process.
-        fetched = self._driver.empty_apart(total) if device == "cuda" else empty_bytes(total, device)
+        fetched = self._driver.empty_outside_pool(total) if device == "cuda" else empty_bytes(total, device)
         address = TensorMetadata(fetched).pointer
         for offset in range(0, total, self._size):
             size = min(self._size, total - offset)

@@ -61,7 +61,7 @@ FILLER_BYTES = 128 << 20
 """Bytes of the pool for buffers of random size."""
 MAX_POOL_BYTES = 4 << 30
 """If the pool would be larger, there is none: the largest cases need the memory for other things."""
-MAX_PROVIDED_BYTES = 2 << 30
+MAX_PREALLOCATED_BYTES = 2 << 30
 """Most bytes of messages, windows and results for which the driver is asked at once."""
 MAX_GRAPH_RESERVE_BYTES = 2 << 30
 """Most bytes that are allocated at once for the results of a graph."""
@@ -118,7 +118,7 @@ class Stopwatch:
 
     # --- inputs -------------------------------------------------------------------------------------------
 
-    def provide(self, slot_bytes: int, slots: int, other_bytes: int) -> None:
+    def preallocate(self, slot_bytes: int, slots: int, other_bytes: int) -> None:
         """Ask the driver at once for the memory of the next case, before its values are drawn or taken; drops the case before.
 
         Each request waits for a lock that all GPUs of the host share (docs/measurements). The largest cases, and those for which
@@ -134,8 +134,8 @@ class Stopwatch:
         pool = self._pool_for(slots * slot_bytes)
         if pool <= MAX_POOL_BYTES and not self._has_pool(pool):
             self._make_pool(pool)
-        if other_bytes <= MAX_PROVIDED_BYTES:
-            self._driver.provide(other_bytes + (0 if self._flush else FLUSH_BYTES))
+        if other_bytes <= MAX_PREALLOCATED_BYTES:
+            self._driver.preallocate(other_bytes + (0 if self._flush else FLUSH_BYTES))
         try:
             self._flush = self._flush or self._driver.alloc(FLUSH_BYTES)
         except RuntimeError:  # ``warm`` asks again
@@ -324,7 +324,7 @@ class Stopwatch:
         """Move every input to a new address, so that the memory that a call allocates moves as well.
 
         The time of a kernel of a few microseconds depends by 1-2 % on the addresses of its buffers; only the average
-        over several placements does not. Slots move within the pool of ``provide``, or of the first move where there was none.
+        over several placements does not. Slots move within the pool of ``preallocate``, or of the first move where there was none.
 
         Args:
             seed: Of the addresses.

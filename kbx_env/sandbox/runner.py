@@ -304,9 +304,9 @@ class Runner:
         if watch is None:
             raise ValueError("there is no stopwatch on this device")
         self.interceptor.mode = "ablate" if header["do"] == "dry" else "time"
-        if "provide" in header:  # before the first values of a case are taken
+        if "preallocate" in header:  # before the first values of a case are taken
             self.mail.empty()
-            watch.provide(*(int(n) for n in header["provide"]))
+            watch.preallocate(*(int(n) for n in header["preallocate"]))
         match header["do"]:
             case "prepare":
                 return self._prepare(watch, header, blobs), []

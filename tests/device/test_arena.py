@@ -28,7 +28,7 @@ class Memory:
         del self.chunks[address]
 
 
-@given(st.lists(st.tuples(st.sampled_from(["alloc", "free", "trim", "provide"]), st.integers(0, 20 * ALIGN)), max_size=60))
+@given(st.lists(st.tuples(st.sampled_from(["alloc", "free", "trim", "preallocate"]), st.integers(0, 20 * ALIGN)), max_size=60))
 def test_parts_never_overlap_and_all_memory_comes_back(steps: list[tuple[str, int]]) -> None:
     memory = Memory(80 * ALIGN)
     kept = 3 * CHUNK
@@ -54,8 +54,8 @@ def test_parts_never_overlap_and_all_memory_comes_back(steps: list[tuple[str, in
             assert sum(empty.values()) <= kept or still_used
         elif what == "trim":
             arena.trim(n)
-        elif what == "provide":
-            arena.provide(n)
+        elif what == "preallocate":
+            arena.preallocate(n)
     for address in held:
         arena.free(address)
     assert arena.reserved == sum(memory.chunks.values())
@@ -110,12 +110,12 @@ def test_unused_chunks_make_room_for_one_that_does_not_fit() -> None:
 def test_memory_that_was_provided_is_one_chunk_and_too_much_is_none() -> None:
     memory = Memory(20 * CHUNK)
     arena = Arena(memory.reserve, memory.release, 0, CHUNK)
-    arena.provide(5 * CHUNK)
+    arena.preallocate(5 * CHUNK)
     first = arena.alloc(2 * CHUNK)
-    arena.provide(3 * CHUNK)  # so much is left of it
+    arena.preallocate(3 * CHUNK)  # so much is left of it
     rest = [arena.alloc(CHUNK) for _ in range(3)]
     assert list(memory.chunks.values()) == [5 * CHUNK]
-    arena.provide(100 * CHUNK)
+    arena.preallocate(100 * CHUNK)
     assert arena.reserved == 5 * CHUNK
     for address in (first, *rest):
         arena.free(address)

@@ -105,7 +105,7 @@ def test_memory_on_a_gpu_is_asked_for_once_and_given_back() -> None:
     device.give_back()
     before = device.reserved_bytes()
     driver.empty_bytes(512 * mib, "cuda")  # freed at once, as a pool is
-    result = device.empty_apart(mib)
+    result = device.empty_outside_pool(mib)
     device.give_back()
     assert device.reserved_bytes() - before <= 32 * mib, "the result keeps its own piece, not the pool"
     del result

@@ -21,10 +21,10 @@ class Counted(FakeDevice):
 
     def __init__(self) -> None:
         super().__init__()
-        self.emptied, self.waits, self.provided = 0, list[int](), list[int]()
+        self.emptied, self.waits, self.preallocated = 0, list[int](), list[int]()
 
-    def provide(self, size: int) -> None:
-        self.provided.append(size)
+    def preallocate(self, size: int) -> None:
+        self.preallocated.append(size)
 
     def empty_cache(self) -> None:
         self.emptied += 1
@@ -78,7 +78,7 @@ def test_a_case_whose_memory_was_provided_asks_the_driver_for_none(monkeypatch: 
     monkeypatch.setattr(stopwatch, "empty_bytes", lambda size, where: pools.append(size) or real(min(size, 64), where))  # type: ignore[func-returns-value]
     watch = Stopwatch("cpu", device, guards=True)
     for elements in (1 << 12, 1 << 10):  # the largest case first
-        watch.provide(4 * elements, 2, 10 * elements)
+        watch.preallocate(4 * elements, 2, 10 * elements)
         draws = [{"x": torch.arange(float(elements))} for _ in range(2)]
         watch.prepare(lambda slot: (device.new(slot["x"]),), draws, slots=2, turning={"x": (0, 0)}, warm=False)
         at = device.emptied
@@ -86,7 +86,7 @@ def test_a_case_whose_memory_was_provided_asks_the_driver_for_none(monkeypatch: 
         watch.shuffle(1)
         watch.measure({"order": [0, 1], "turns": [{"x": (0, 0, 0)}] * 3})
         assert watch.capture([0, 1])["captured"] and device.emptied == at
-    assert device.provided == [10 * (1 << 12) + stopwatch.FLUSH_BYTES, 10 * (1 << 10)]
+    assert device.preallocated == [10 * (1 << 12) + stopwatch.FLUSH_BYTES, 10 * (1 << 10)]
     assert [s for s in pools if s >= stopwatch.FILLER_BYTES] == [3 * 2 * 4 * (1 << 12) + stopwatch.FILLER_BYTES]
     watch.close()
     assert not device.held and not watch.pooled

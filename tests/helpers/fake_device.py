@@ -75,7 +75,7 @@ class FakeDevice(Driver):
 
     alloc_dedicated, free_dedicated = alloc, free
 
-    def provide(self, size: int) -> None:
+    def preallocate(self, size: int) -> None:
         self._in_context()
 
     def share(self, address: int) -> bytes:

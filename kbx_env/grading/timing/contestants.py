@@ -39,6 +39,8 @@ from kbx_env.spec.task import Case, GeneratorArg, Task
 
 SLOTS = 3
 """Sets of buffers that rotate."""
+BLOCK = 5
+"""Calls in one block."""
 PREPARE_SECONDS = 120.0
 """Seconds for compilation and autotuning, once for each timed case; nothing is tuned after that."""
 COMMAND_SECONDS = 60.0
@@ -49,8 +51,8 @@ GRAPH_BYTES = 2 << 30
 """Bytes of results that one graph may hold, if three calls fit."""
 JUDGED, JUDGED_BYTES = 3, 64 << 20
 """Captured calls that are judged if the results of all have more bytes than this; otherwise all are judged."""
-FEW_RESULTS, RESULTS_BYTES = 5, 512 << 20
-"""Results, those of a block, and bytes of more results for which a runner asks the driver at once."""
+RESULTS_BYTES = 512 << 20
+"""Bytes of results for which a runner asks the driver at once, if those of a block are not more."""
 AUDITS = 3
 """Attempts at the audit; one that fits is enough."""
 REPEATED_AUDIT_US = 100_000.0
@@ -231,17 +233,17 @@ class RunnerContestant:
         if result_bytes is not None:
             self.max_bytes = ALIGNMENT_BYTES + 4 * (result_bytes + sum(v.untyped_storage().nbytes() for v in tensors))
         mailbox = self._mailbox()
-        provide = {"provide": self._memory(values, result_bytes or 0, slots)}
-        values = mailbox.send(values, self._ask, provide) if mailbox is not None else [_hosted(d) for d in values]
+        preallocate = {"preallocate": self._memory(values, result_bytes or 0, slots)}
+        values = mailbox.send(values, self._ask, preallocate) if mailbox is not None else [_hosted(d) for d in values]
         messages = [self.session.header(d, 1000 + i, blobs) for i, d in enumerate(values)]
         header = {"do": "prepare", "slots": [m["args"] for m in messages], "count": slots}
         header |= {"entry": messages[0]["entry"], "positional": messages[0]["positional"]}
         header["turning"] = windows.turning if windows else None
         header["written"] = list(self.session.task.written(self.case.args))
-        self._ask(header if mailbox is not None else header | provide, blobs)
+        self._ask(header if mailbox is not None else header | preallocate, blobs)
 
     def _memory(self, draws: Sequence[Mapping[str, Any]], result_bytes: int, slots: int) -> tuple[int, int, int]:
-        """Return what memory a case takes in the runner, as ``Stopwatch.provide`` takes it.
+        """Return what memory a case takes in the runner, as ``Stopwatch.preallocate`` takes it.
 
         Args:
             draws: the values; the first draw is complete.
@@ -252,7 +254,7 @@ class RunnerContestant:
         written = self.session.task.written(self.case.args)
         kept = result_bytes + sum(size for n, size in sizes[0].items() if n.partition(".")[0] in written)
         values = sum(size for d in sizes for size in d.values())
-        results = min(GRAPH_CALLS[1] * kept, max(FEW_RESULTS * kept, RESULTS_BYTES))
+        results = min(GRAPH_CALLS[1] * kept, max(BLOCK * kept, RESULTS_BYTES))
         # The values as they came are dropped before the first result.
         return sum(sizes[0].values()), slots, values + max(values, results)
 

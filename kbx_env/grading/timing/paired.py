@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from kbx_env.device.driver import KEPT_BYTES, KEPT_CACHE_BYTES, give_back, provide_apart
+from kbx_env.device.driver import KEPT_BYTES, KEPT_CACHE_BYTES, give_back, preallocate_outside_pool
 from kbx_env.device.stopwatch import Stopwatch
 from kbx_env.errors import SandboxError
 from kbx_env.grading import compulsory_work, gpu_turns, inputs, reference
@@ -33,6 +33,7 @@ from kbx_env.grading.sizes import timed
 from kbx_env.grading.timing import gpu_lock, input_windows
 from kbx_env.grading.timing import roofline as rooflines
 from kbx_env.grading.timing.contestants import (
+    BLOCK,
     JUDGED,
     SLOTS,
     Contestant,
@@ -61,8 +62,6 @@ from kbx_env.spec.task import Case, Task
 
 __all__ = ["SLOTS", "Contestant", "EagerContestant", "Paired", "RunnerContestant", "interval", "pair", "time_task"]
 
-BLOCK = 5
-"""Calls in one block."""
 MAX_KEPT_RESULTS, MAX_KEPT_BYTES = 24, 256 << 20
 """Results of timed calls that are kept for the judge, for each case: their number and bytes, but never fewer than
 three."""
@@ -104,7 +103,7 @@ alone and has the rest; for a case that needs more than that it reserves the dif
 beside each that had it, on an H100 of 80 GB with 14 workers (docs/measurements)."""
 FEW_SLOTS, FEW_SLOTS_BYTES = 2, 1 << 30
 """Sets of buffers of a case whose arguments and results have more than so many bytes."""
-LIKELY_RESULTS, PROVIDED_BYTES = 8, 256 << 20
+LIKELY_RESULTS, PREALLOCATED_BYTES = 8, 256 << 20
 """Results of a case that wait for the judge in training precision, and most bytes of them for which the driver is asked at once."""
 SLOW_US = 10_000.0
 """A block of calls that would take longer than this, in microseconds, has fewer calls, at least one. The two contestants' blocks
@@ -778,9 +777,9 @@ class _Measuring:
                     eager = EagerContestant(self.task, candidate.case, session.backend, watch)
                     whole = candidate is candidates[-1]
                     if index == 0:
-                        self._provide(eager, work)
+                        self._preallocate(eager, work)
                     else:
-                        eager.watch.provide(*self._memory(eager, work[index]))
+                        eager.watch.preallocate(*self._memory(eager, work[index]))
                     measured.append(self._drawn(candidate, eager, first + index, work[index], telemetry, since, whole))
             finally:
                 # The driver clears what is freed: others who measured meanwhile would be slower.
@@ -823,7 +822,7 @@ class _Measuring:
         return timed_calls + JUDGED * work.result_bytes + (1 if few_inputs else SLOTS) * work.input_bytes
 
     def _memory(self, eager: EagerContestant, work: _CaseWork) -> tuple[int, int, int]:
-        """Return what memory a case takes in this process, as ``Stopwatch.provide`` takes it.
+        """Return what memory a case takes in this process, as ``Stopwatch.preallocate`` takes it.
 
         Args:
             eager: the baseline of the case.
@@ -833,7 +832,7 @@ class _Measuring:
         input_bytes = sum(v.untyped_storage().nbytes() for v in described if isinstance(v, torch.Tensor))
         return input_bytes, _slots(work), input_windows.bytes_of_draws(input_bytes)
 
-    def _provide(self, eager: EagerContestant, work: Sequence[_CaseWork]) -> None:
+    def _preallocate(self, eager: EagerContestant, work: Sequence[_CaseWork]) -> None:
         """Ask the driver at once for the memory of a turn in this process.
 
         Args:
@@ -841,8 +840,8 @@ class _Measuring:
             work: of the first case and of all after it.
         """
         give_back(KEPT_CACHE_BYTES)
-        eager.watch.provide(*self._memory(eager, work[0]))
-        provide_apart(min(PROVIDED_BYTES, sum(LIKELY_RESULTS * w.kept_bytes + 2 * w.input_bytes for w in work)))
+        eager.watch.preallocate(*self._memory(eager, work[0]))
+        preallocate_outside_pool(min(PREALLOCATED_BYTES, sum(LIKELY_RESULTS * w.kept_bytes + 2 * w.input_bytes for w in work)))
 
     def _drawn(
         self, candidate: RunnerContestant, eager: EagerContestant, index: int, work: _CaseWork, telemetry: Telemetry,

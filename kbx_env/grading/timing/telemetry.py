@@ -22,7 +22,7 @@ _QUERY = "clocks.sm,clocks.mem,temperature.gpu,power.draw,clocks_throttle_reason
 """Fields to query from ``nvidia-smi``, in the order in which ``_from_tool`` reads them."""
 
 
-_TELLING: set[str] = set()
+_REPORTS_BUSY: set[str] = set()
 """Devices whose driver has told who computed. Where it does not, the lists of processes are all there is to compare."""
 
 
@@ -173,7 +173,7 @@ class Telemetry:
         )
         power = ask(lambda: n.nvmlDeviceGetPowerUsage(h))
         processes, busy, since = None, None, self._last
-        tells = self._uuid in _TELLING
+        tells = self._uuid in _REPORTS_BUSY
         if listed := whole or not tells or not self._listed or not self._listed <= set(ours):
             processes = ask(lambda: tuple(sorted(p.pid for p in n.nvmlDeviceGetComputeRunningProcesses(h))))
             self._listed = frozenset(processes or ())
@@ -182,7 +182,7 @@ class Telemetry:
             self._last = time.time_ns() // 1000
             if since:
                 busy = ask(lambda: tuple(sorted({u.pid for u in n.nvmlDeviceGetProcessUtilization(h, since) if u.smUtil})))
-                _TELLING.update({str(self._uuid)} if busy is not None else ())
+                _REPORTS_BUSY.update({str(self._uuid)} if busy is not None else ())
         return Reading(
             "nvml", sm_mhz=ask(lambda: int(n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM))),
             memory_mhz=ask(lambda: int(n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_MEM))),

@@ -394,7 +394,7 @@ def test_large_results_are_judged_before_the_next_case_is_measured(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace())
     monkeypatch.setattr(clock, "Telemetry", lambda uuid: SimpleNamespace(read=lambda ours: None))
     monkeypatch.setattr(clock.rooflines, "roofline", lambda device, file: "of the device")
-    monkeypatch.setattr(clock, "Stopwatch", lambda device: SimpleNamespace(close=lambda: closed.append(device), provide=tuple))
+    monkeypatch.setattr(clock, "Stopwatch", lambda device: SimpleNamespace(close=lambda: closed.append(device), preallocate=tuple))
     released, closed, alone, released_alone = list[int](), list[str](), list[bool](), list[bool]()
 
     def release(number: int) -> None:
@@ -419,7 +419,7 @@ def test_large_results_are_judged_before_the_next_case_is_measured(
 
     monkeypatch.setattr(clock._Measuring, "_drawn", drawn)
     monkeypatch.setattr(clock._Measuring, "bytes_to_judge", lambda self, work: each)
-    monkeypatch.setattr(clock._Measuring, "_provide", lambda self, eager, work: None)
+    monkeypatch.setattr(clock._Measuring, "_preallocate", lambda self, eager, work: None)
     monkeypatch.setattr(clock._Measuring, "_memory", lambda self, eager, work: ())
     measuring = clock._Measuring(load_task("activation/relu"), lambda index: None, clock.REPORT, 100)  # type: ignore
     counts: list[int] = []
@@ -439,7 +439,7 @@ def test_a_runner_is_told_what_memory_a_case_takes() -> None:
     draws: list[dict[str, Any]] = [{"x": x, "y": y, "n": 3}, {"x": x + 1}]
     values, most = 880, contestants.GRAPH_CALLS[1]
     assert side._memory(draws, 1000, 3) == (480, 3, values + most * (1000 + 80))
-    few = contestants.FEW_RESULTS * ((1 << 30) + 80)
+    few = contestants.BLOCK * ((1 << 30) + 80)
     assert side._memory(draws, 1 << 30, 2) == (480, 2, values + few), "of large results those of one block"
 
 
@@ -457,7 +457,7 @@ def test_a_turn_that_ends_before_the_last_case_looks_for_strangers(
     session = SimpleNamespace(gpu=gpu, backend="cuda", runner=SimpleNamespace(pid=1))
     candidates: list[Any] = [SimpleNamespace(session=session, case=None, release=tuple) for _ in range(2)]
     measured = clock._Measured(candidates[0], None, None, False, [], None)  # type: ignore[arg-type]
-    for name, found in {"_drawn": measured, "_provide": None, "bytes_to_judge": 200}.items():
+    for name, found in {"_drawn": measured, "_preallocate": None, "bytes_to_judge": 200}.items():
         monkeypatch.setattr(clock._Measuring, name, lambda *_, found=found: found)
     measuring = clock._Measuring(load_task("activation/relu"), lambda index: None, clock.REPORT, 100)  # type: ignore
     assert [m.disturbed for m in measuring.run(candidates, [None] * 2, 0)] == [disturbed] and not readings  # type: ignore[list-item]

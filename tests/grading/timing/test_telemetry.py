@@ -86,7 +86,7 @@ def test_who_has_computed_is_asked_only_where_the_answer_matters() -> None:
 
 def test_processes_are_not_listed_again_while_only_gradings_use_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each list is a request to the driver, which has one lock for all GPUs of a host."""
-    monkeypatch.setattr(telemetry_module, "_TELLING", set())
+    monkeypatch.setattr(telemetry_module, "_REPORTS_BUSY", set())
     telemetry, ours = Telemetry("abc", nvml=_Nvml()), (5, 7)
     first = [telemetry.read(ours, whole) for whole in (True, False, True)]
     assert all(r is not None and r.processes == (5, 7) for r in first), "nobody knows yet whether the driver tells who computed"
@@ -99,7 +99,7 @@ def test_processes_are_not_listed_again_while_only_gradings_use_the_gpu(monkeypa
 
 
 def test_processes_are_listed_where_the_driver_does_not_tell_who_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telemetry_module, "_TELLING", set())
+    monkeypatch.setattr(telemetry_module, "_REPORTS_BUSY", set())
     nvml = _Nvml()
     monkeypatch.setattr(nvml, "nvmlDeviceGetProcessUtilization", None, raising=False)
     telemetry = Telemetry("abc", nvml=nvml)
