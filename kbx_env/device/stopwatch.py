@@ -59,10 +59,11 @@ POOL_FACTOR = 3
 """Size of the memory pool in which ``shuffle`` moves the slots, as a multiple of the slots' bytes."""
 FILLER_BYTES = 128 << 20
 """Bytes of the pool for buffers of random size."""
-MAX_POOL_BYTES = 4 << 30
-"""If the pool would be larger, there is none: the largest cases need the memory for other things."""
-MAX_PREALLOCATED_BYTES = 2 << 30
-"""Most bytes of messages, windows and results for which the driver is asked at once."""
+MAX_POOL_BYTES, MAX_PREALLOCATED_BYTES = 4 << 30, 2 << 30
+"""Most bytes of the pool, and of messages, windows and results, for which the driver is asked at once, however full the device is.
+What is larger is allocated step by step."""
+AMPLE_POOL_BYTES, AMPLE_PREALLOCATED_BYTES = 8 << 30, 8 << 30
+"""The same where the caller has seen that the device has ample memory left."""
 MAX_GRAPH_RESERVE_BYTES = 2 << 30
 """Most bytes that are allocated at once for the results of a graph."""
 TORCH_ALIGN = 512
@@ -76,6 +77,11 @@ SWITCH_SECONDS = 5.0
 """Seconds that other threads must wait for the interpreter's lock while a result is copied."""
 LAUNCHES, LAUNCH_WAIT_US = 32, 40.0
 """Empty kernels that are timed, and the device's wait before each: with the flush it is longer than the host needs to enqueue."""
+
+
+def pool_bytes(slot_bytes: int) -> int:
+    """Return the bytes of torch's memory in which slots of so many bytes move."""
+    return POOL_FACTOR * slot_bytes + FILLER_BYTES
 
 
 class Stopwatch:
@@ -118,7 +124,7 @@ class Stopwatch:
 
     # --- inputs -------------------------------------------------------------------------------------------
 
-    def preallocate(self, slot_bytes: int, slots: int, other_bytes: int) -> None:
+    def preallocate(self, slot_bytes: int, slots: int, other_bytes: int, ample: bool = False) -> None:
         """Ask the driver at once for the memory of the next case, before its values are drawn or taken; drops the case before.
 
         Each request waits for a lock that all GPUs of the host share (docs/measurements). The largest cases, and those for which
@@ -128,23 +134,19 @@ class Stopwatch:
             slot_bytes: Bytes of the tensors of one slot.
             slots: Number of slots.
             other_bytes: Most bytes of messages, windows and results at one time; the memory that empties the L2 cache comes on top.
+            ample: Whether the device has ample memory left, so that larger pieces are asked for as well.
         """
         self._driver.use_in_thread()
         self.clear()
-        pool = self._pool_for(slots * slot_bytes)
-        if pool <= MAX_POOL_BYTES and not self._has_pool(pool):
+        pool = pool_bytes(slots * slot_bytes)
+        if pool <= (AMPLE_POOL_BYTES if ample else MAX_POOL_BYTES) and not self._has_pool(pool):
             self._make_pool(pool)
-        if other_bytes <= MAX_PREALLOCATED_BYTES:
+        if other_bytes <= (AMPLE_PREALLOCATED_BYTES if ample else MAX_PREALLOCATED_BYTES):
             self._driver.preallocate(other_bytes + (0 if self._flush else FLUSH_BYTES))
         try:
             self._flush = self._flush or self._driver.alloc(FLUSH_BYTES)
         except RuntimeError:  # ``warm`` asks again
             self._flush = 0
-
-    @staticmethod
-    def _pool_for(slot_bytes: int) -> int:
-        """Return the bytes of torch's memory in which slots of so many bytes move."""
-        return POOL_FACTOR * slot_bytes + FILLER_BYTES
 
     @property
     def pooled(self) -> bool:
@@ -336,7 +338,7 @@ class Stopwatch:
         assert self._call is not None
         rng = random.Random(seed)
         self._drop_all_results()
-        pool = self._pool_for(sum(t.size for tensors in self._slot_tensors for t, _ in tensors.values()))
+        pool = pool_bytes(sum(t.size for tensors in self._slot_tensors for t, _ in tensors.values()))
         first, self._moved = not (self._moved or self._has_pool(pool)), True
         self._filler = []
         if first and pool <= MAX_POOL_BYTES:

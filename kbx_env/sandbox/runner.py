@@ -306,7 +306,8 @@ class Runner:
         self.interceptor.mode = "ablate" if header["do"] == "dry" else "time"
         if "preallocate" in header:  # before the first values of a case are taken
             self.mail.empty()
-            watch.preallocate(*(int(n) for n in header["preallocate"]))
+            slot_bytes, slots, others, ample = header["preallocate"]
+            watch.preallocate(int(slot_bytes), int(slots), int(others), ample is True)
         match header["do"]:
             case "prepare":
                 return self._prepare(watch, header, blobs), []

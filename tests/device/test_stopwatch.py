@@ -92,6 +92,17 @@ def test_a_case_whose_memory_was_provided_asks_the_driver_for_none(monkeypatch: 
     assert not device.held and not watch.pooled
 
 
+@pytest.mark.parametrize("ample", [False, True])
+def test_more_memory_is_asked_for_at_once_where_there_is_ample(ample: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, pools = Counted(), list[int]()
+    monkeypatch.setattr(stopwatch, "empty_bytes", lambda size, where: pools.append(size))
+    watch = Stopwatch("cpu", device, guards=True)
+    watch.preallocate(512 << 20, 3, 3 << 30, ample)  # a pool of 4.6 GiB
+    assert len(pools) == len(device.preallocated) == ample and watch.pooled is ample
+    watch.preallocate(3 << 30, 3, 9 << 30, ample)  # too much in any case
+    assert len(pools) == len(device.preallocated) == ample
+
+
 @pytest.mark.parametrize("elements, reserve", [(1000, 3 * 4096), (1 << 20, 0)])
 def test_the_memory_of_a_graph_is_asked_for_at_once_unless_it_is_much(
     elements: int, reserve: int, monkeypatch: pytest.MonkeyPatch

@@ -215,7 +215,8 @@ class RunnerContestant:
         self.warm()
 
     def lay(
-        self, draws: Sequence[dict[str, Any]] | InputWindows, result_bytes: int | None = None, slots: int = SLOTS
+        self, draws: Sequence[dict[str, Any]] | InputWindows, result_bytes: int | None = None, slots: int = SLOTS,
+        ample: bool = False,
     ) -> None:  # fmt: skip
         """Send inputs to the runner.
 
@@ -223,6 +224,7 @@ class RunnerContestant:
             draws: the values, one draw for each slot; of ``InputWindows`` windows can be chosen later.
             result_bytes: bytes of a correct result, from which follows how large one may be; ``None`` for any size.
             slots: sets of buffers.
+            ample: whether the GPU has ample memory left.
         """
         blobs: list[bytes] = []
         self.slots = slots
@@ -233,7 +235,7 @@ class RunnerContestant:
         if result_bytes is not None:
             self.max_bytes = ALIGNMENT_BYTES + 4 * (result_bytes + sum(v.untyped_storage().nbytes() for v in tensors))
         mailbox = self._mailbox()
-        preallocate = {"preallocate": self._memory(values, result_bytes or 0, slots)}
+        preallocate = {"preallocate": (*self._memory(values, result_bytes or 0, slots), ample)}
         values = mailbox.send(values, self._ask, preallocate) if mailbox is not None else [_hosted(d) for d in values]
         messages = [self.session.header(d, 1000 + i, blobs) for i, d in enumerate(values)]
         header = {"do": "prepare", "slots": [m["args"] for m in messages], "count": slots}
@@ -253,10 +255,7 @@ class RunnerContestant:
         sizes = [{n: TensorMetadata(v).size for n, v in d.items() if isinstance(v, torch.Tensor)} for d in draws]
         written = self.session.task.written(self.case.args)
         kept = result_bytes + sum(size for n, size in sizes[0].items() if n.partition(".")[0] in written)
-        values = sum(size for d in sizes for size in d.values())
-        results = min(GRAPH_CALLS[1] * kept, max(BLOCK * kept, RESULTS_BYTES))
-        # The values as they came are dropped before the first result.
-        return sum(sizes[0].values()), slots, values + max(values, results)
+        return sum(sizes[0].values()), slots, beside_slots(sum(size for d in sizes for size in d.values()), kept)
 
     def describe(self) -> None:
         """Have the runner allocate one set of inputs without values, for ``dry``; nothing is launched on the GPU."""
@@ -534,6 +533,17 @@ class Fetched:
             return False
         pairs = [*zip(mine.outputs, theirs.outputs, strict=True), *((v, theirs.after[n]) for n, v in mine.after.items())]
         return all(a is b or same_bits(a, b) for a, b in pairs)
+
+
+def beside_slots(draw_bytes: int, kept_bytes: int) -> int:
+    """Return the most bytes that a runner has of messages, windows and results at one time.
+
+    Args:
+        draw_bytes: of all draws.
+        kept_bytes: of a correct result and of the tensors written in place.
+    """
+    # The values as they came are dropped before the first result.
+    return draw_bytes + max(draw_bytes, min(GRAPH_CALLS[1] * kept_bytes, max(BLOCK * kept_bytes, RESULTS_BYTES)))
 
 
 def in_time(us: Sequence[float], late: Sequence[int]) -> list[float]:

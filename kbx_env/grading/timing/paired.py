@@ -24,7 +24,14 @@ import numpy as np
 import torch
 
 from kbx_env.device.driver import KEPT_BYTES, KEPT_CACHE_BYTES, give_back, preallocate_outside_pool
-from kbx_env.device.stopwatch import Stopwatch
+from kbx_env.device.stopwatch import (
+    FLUSH_BYTES,
+    MAX_GRAPH_RESERVE_BYTES,
+    MAX_POOL_BYTES,
+    MAX_PREALLOCATED_BYTES,
+    Stopwatch,
+    pool_bytes,
+)
 from kbx_env.errors import SandboxError
 from kbx_env.grading import compulsory_work, gpu_turns, inputs, reference
 from kbx_env.grading.runtime.session import RunnerSession
@@ -40,6 +47,7 @@ from kbx_env.grading.timing.contestants import (
     EagerContestant,
     Fetched,
     RunnerContestant,
+    beside_slots,
     faster_on_host,
 )
 from kbx_env.grading.timing.input_windows import InputWindows, Window
@@ -84,6 +92,8 @@ them, by when enough memory is free. In a pause others judge results that they h
 MEASURED_MEMORY = 13
 """Free device memory for which measuring waits after it had too little, in multiples of the bytes of the inputs: the largest
 case of all tasks took 36 GiB for 2.9 GiB."""
+AMPLE = 1.25
+"""Memory is ample for a case if so many times as much is free as both processes will ask for."""
 FREE_SHARE = 0.8
 """Share of the free device memory for work that has all the memory reserved that timing may reserve. On a GPU of 80 GB
 judging one GiB of inputs needs 22 GiB, almost twice that memory; the rest is for who measures."""
@@ -103,8 +113,9 @@ alone and has the rest; for a case that needs more than that it reserves the dif
 beside each that had it, on an H100 of 80 GB with 14 workers (docs/measurements)."""
 FEW_SLOTS, FEW_SLOTS_BYTES = 2, 1 << 30
 """Sets of buffers of a case whose arguments and results have more than so many bytes."""
-LIKELY_RESULTS, PREALLOCATED_BYTES = 8, 256 << 20
-"""Results of a case that wait for the judge in training precision, and most bytes of them for which the driver is asked at once."""
+LIKELY_RESULTS, PREALLOCATED_BYTES, AMPLE_RESULTS_BYTES = 8, 256 << 20, 4 << 30
+"""Results of a case that wait for the judge in training precision, and most bytes of them for which the driver is asked at once:
+usually, and where there is ample memory."""
 SLOW_US = 10_000.0
 """A block of calls that would take longer than this, in microseconds, has fewer calls, at least one. The two contestants' blocks
 differ in length where their times do: one call of a slow baseline says enough, one call of a kernel a thousand times as
@@ -776,11 +787,8 @@ class _Measuring:
                     since = reading if not measured else None if measured[-1].disturbed else measured[-1].after
                     eager = EagerContestant(self.task, candidate.case, session.backend, watch)
                     whole = candidate is candidates[-1]
-                    if index == 0:
-                        self._preallocate(eager, work)
-                    else:
-                        eager.watch.preallocate(*self._memory(eager, work[index]))
-                    measured.append(self._drawn(candidate, eager, first + index, work[index], telemetry, since, whole))
+                    ample = self._preallocate(eager, work[index:], index == 0)
+                    measured.append(self._drawn(candidate, eager, first + index, work[index], telemetry, since, whole, ample))
             finally:
                 # The driver clears what is freed: others who measured meanwhile would be slower.
                 watch.close()
@@ -832,33 +840,57 @@ class _Measuring:
         input_bytes = sum(v.untyped_storage().nbytes() for v in described if isinstance(v, torch.Tensor))
         return input_bytes, _slots(work), input_windows.bytes_of_draws(input_bytes)
 
-    def _preallocate(self, eager: EagerContestant, work: Sequence[_CaseWork]) -> None:
-        """Ask the driver at once for the memory of a turn in this process.
+    def _preallocate(self, eager: EagerContestant, work: Sequence[_CaseWork], first: bool) -> bool:
+        """Ask the driver at once for the memory of a case in this process.
 
         Args:
-            eager: the baseline of the first case, which is the largest; the others get the same memory.
-            work: of the first case and of all after it.
+            eager: the baseline of the case.
+            work: of the case and of all after it, which are smaller and use its memory again.
+            first: nothing was measured in this turn before.
+
+        Returns:
+            Whether there is ample memory for the case.
         """
-        give_back(KEPT_CACHE_BYTES)
-        eager.watch.preallocate(*self._memory(eager, work[0]))
-        preallocate_outside_pool(min(PREALLOCATED_BYTES, sum(LIKELY_RESULTS * w.kept_bytes + 2 * w.input_bytes for w in work)))
+        if first:
+            give_back(KEPT_CACHE_BYTES)
+        memory = self._memory(eager, work[0])
+        ample = self._is_ample(memory, work[0])
+        eager.watch.preallocate(*memory, ample)
+        if first:
+            results = sum(min(self.bytes_to_judge(w), LIKELY_RESULTS * w.kept_bytes + 2 * w.input_bytes) for w in work)
+            preallocate_outside_pool(min(AMPLE_RESULTS_BYTES if ample else PREALLOCATED_BYTES, results))
+        return ample
+
+    def _is_ample(self, memory: tuple[int, int, int], work: _CaseWork) -> bool:
+        """Return whether so much memory is free that both processes may ask for more than usual at once.
+
+        Args:
+            memory: of the case in this process, as ``_memory`` returns it.
+            work: of the case.
+        """
+        slot_bytes, slots, others = memory
+        pool, of_runner = pool_bytes(slots * slot_bytes), beside_slots(others, work.kept_bytes)
+        if pool <= MAX_POOL_BYTES and of_runner <= MAX_PREALLOCATED_BYTES:
+            return False  # it does not matter
+        asked = 2 * (pool + FLUSH_BYTES) + others + of_runner
+        return AMPLE * (asked + MAX_GRAPH_RESERVE_BYTES + self.bytes_to_judge(work)) <= _free_bytes()
 
     def _drawn(
         self, candidate: RunnerContestant, eager: EagerContestant, index: int, work: _CaseWork, telemetry: Telemetry,
-        before: Reading | None, whole: bool,
+        before: Reading | None, whole: bool, ample: bool,
     ) -> _Measured:  # fmt: skip
         """Draw the values of a case, and measure it; arguments as for ``_case``, ``index`` is that of the case."""
         try:
             # Each step frees what the next one does not need, if it is much: the largest cases take half of a GPU.
             if not eager.watch.pooled:
                 give_back(KEPT_CACHE_BYTES)
-            return self._case(candidate, eager, self.draw(index), work, telemetry, before, whole)
+            return self._case(candidate, eager, self.draw(index), work, telemetry, before, whole, ample)
         finally:
             eager.watch.clear()
 
     def _case(
         self, candidate: RunnerContestant, eager: EagerContestant, windows: InputWindows, work: _CaseWork,
-        telemetry: Telemetry, before: Reading | None, whole: bool,
+        telemetry: Telemetry, before: Reading | None, whole: bool, ample: bool,
     ) -> _Measured:  # fmt: skip
         """Measure one case.
 
@@ -870,6 +902,7 @@ class _Measuring:
             telemetry: of the device.
             before: an earlier reading since which only this grading used the device; ``None`` for a new one.
             whole: the last reading tells who has computed while the GPU was held.
+            ample: there is ample memory for the case.
 
         Returns:
             The times, and results that are to be judged.
@@ -878,7 +911,7 @@ class _Measuring:
         session, case = candidate.session, candidate.case
         result_bytes = work.result_bytes
         slots = _slots(work)
-        candidate.lay(windows, result_bytes, slots)
+        candidate.lay(windows, result_bytes, slots, ample)
         draws, windows = list(windows.draws), windows.without_values()  # the runner has copies
         about_us = eager.prepare(draws, slots, windows.turning)
         if not eager.watch.pooled:

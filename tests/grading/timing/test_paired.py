@@ -419,8 +419,7 @@ def test_large_results_are_judged_before_the_next_case_is_measured(
 
     monkeypatch.setattr(clock._Measuring, "_drawn", drawn)
     monkeypatch.setattr(clock._Measuring, "bytes_to_judge", lambda self, work: each)
-    monkeypatch.setattr(clock._Measuring, "_preallocate", lambda self, eager, work: None)
-    monkeypatch.setattr(clock._Measuring, "_memory", lambda self, eager, work: ())
+    monkeypatch.setattr(clock._Measuring, "_preallocate", lambda self, eager, work, first: False)
     measuring = clock._Measuring(load_task("activation/relu"), lambda index: None, clock.REPORT, 100)  # type: ignore
     counts: list[int] = []
     while sum(counts) < 5:
@@ -441,6 +440,30 @@ def test_a_runner_is_told_what_memory_a_case_takes() -> None:
     assert side._memory(draws, 1000, 3) == (480, 3, values + most * (1000 + 80))
     few = contestants.BLOCK * ((1 << 30) + 80)
     assert side._memory(draws, 1 << 30, 2) == (480, 2, values + few), "of large results those of one block"
+
+
+@pytest.mark.parametrize(
+    "gib, free_gib, ample",
+    [
+        (0.25, 100, False),  # it fits the usual limits
+        (0.5, 30, True),
+        (0.5, 20, False),  # on a full GPU each step asks for what it needs
+    ],
+)
+def test_a_large_case_is_preallocated_where_the_gpu_has_ample_memory(
+    monkeypatch: pytest.MonkeyPatch, gib: float, free_gib: int, ample: bool
+) -> None:
+    """Half of the tasks have a case of 512 MiB, just above the usual limit: their holds made 250 to 380 requests to the driver."""
+    size, asked = int(gib * (1 << 30)), list[Any]()
+    monkeypatch.setattr(clock, "_free_bytes", lambda: free_gib << 30)
+    monkeypatch.setattr(clock, "preallocate_outside_pool", asked.append)
+    monkeypatch.setattr(clock._Measuring, "_memory", lambda self, eager, work: (size, 3, 2 * size))
+    eager: Any = SimpleNamespace(watch=SimpleNamespace(preallocate=lambda *memory: asked.append(memory)))
+    measuring = clock._Measuring(load_task("activation/relu"), lambda index: None, TRAINING, 100)  # type: ignore
+    work = clock._CaseWork(size, size, 2 * size, 0, 2 * size)
+    assert measuring._preallocate(eager, [work], True) is ample
+    assert asked[0] == (size, 3, 2 * size, ample) and asked[1] == (measuring.bytes_to_judge(work) if ample else 256 << 20)
+    assert measuring._preallocate(eager, [work], False) is ample and len(asked) == 3, "results have memory for the whole turn"
 
 
 @pytest.mark.parametrize("busy, disturbed", [((1,), False), ((1, 9), True)])
