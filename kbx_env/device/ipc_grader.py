@@ -15,8 +15,15 @@ from kbx_env.device.ipc_runner import ALIGN, copy_window, packed_offsets
 from kbx_env.device.layout import flat
 from kbx_env.protocol import wire
 
-BYTES = 128 << 20
-"""Size of the shared memory; larger messages are sent in several windows. Every runner has one, also a spare one."""
+LEAST_BYTES, MOST_BYTES, SHARE = 128 << 20, 256 << 20, 1 / 512
+"""Size of the shared memory: this share of the device's memory, between these bounds. Larger messages are sent in several windows,
+each of which costs the holder of the GPU about a millisecond. Every runner has one, also a spare one."""
+
+
+def mailbox_bytes(memory: int) -> int:
+    """Return the size of the shared memory on a device with so many bytes."""
+    return min(MOST_BYTES, max(LEAST_BYTES, int(SHARE * memory) // ALIGN * ALIGN))
+
 
 Ask = Callable[[dict[str, Any]], Any]
 """Sends a command to the runner and returns its reply."""
@@ -27,7 +34,7 @@ class IpcReceiver:
 
     Args:
         driver: The device's driver; by default the CUDA driver.
-        size: Bytes of the shared memory.
+        size: Bytes of the shared memory; by default what ``mailbox_bytes`` says of the device.
 
     Attributes:
         handle: Identifies the memory in the runner.
@@ -36,7 +43,8 @@ class IpcReceiver:
         RuntimeError: there is no device memory left, or the driver cannot share it.
     """
 
-    def __init__(self, driver: Driver | None = None, size: int = BYTES) -> None:
+    def __init__(self, driver: Driver | None = None, size: int | None = None) -> None:
+        size = mailbox_bytes(torch.cuda.get_device_properties(0).total_memory) if size is None else size
         self._driver, self._size = driver or process_driver(), size
         self._driver.use_in_thread()
         self._address = self._driver.alloc_dedicated(size)

@@ -589,7 +589,6 @@ class Stopwatch:
         finally:
             self._keep_pool(has_pool)
         self._graph_results = results
-        self._replay_graph()
         self._settle()
         return {"captured": True}
 

@@ -9,7 +9,7 @@ import torch
 from fake_device import FakeDevice
 
 from kbx_env.device.driver import TensorMetadata
-from kbx_env.device.ipc_grader import IpcReceiver, claimed
+from kbx_env.device.ipc_grader import LEAST_BYTES, MOST_BYTES, IpcReceiver, claimed, mailbox_bytes
 from kbx_env.device.ipc_runner import ALIGN, IpcSender, Result
 from kbx_env.protocol import wire
 
@@ -94,3 +94,9 @@ def test_what_one_thread_made_another_uses_and_closes() -> None:
     thread.join()
     made[0].close()
     assert not device.held
+
+
+@pytest.mark.parametrize("gb, mib", [(16, 128), (80, 149), (141, 256)])
+def test_the_mailbox_grows_with_the_memory_of_the_device(gb: int, mib: int) -> None:
+    size = mailbox_bytes(gb * 10**9)
+    assert size // (1 << 20) == mib and size % ALIGN == 0 and LEAST_BYTES <= size <= MOST_BYTES

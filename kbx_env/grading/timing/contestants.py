@@ -53,8 +53,9 @@ JUDGED, JUDGED_BYTES = 3, 64 << 20
 """Captured calls that are judged if the results of all have more bytes than this; otherwise all are judged."""
 RESULTS_BYTES = 512 << 20
 """Bytes of results for which a runner asks the driver at once, if those of a block are not more."""
-AUDITS = 3
-"""Attempts at the audit; one that fits is enough."""
+AUDITS, SHORT_AUDITS = 4, 2
+"""Attempts at the audit, of which one that fits is enough, and how many of them are short. The first replay of a graph also
+uploads it."""
 REPEATED_AUDIT_US = 100_000.0
 """Microseconds of the audit's repetitions: long compared with milliseconds for which the host may be delayed."""
 ALIGNMENT_BYTES = 1 << 20
@@ -367,7 +368,7 @@ class RunnerContestant:
         Args:
             claimed_us: microseconds of a call.
             captured: calls in the captured graph; 0 without one.
-            audit_us: microseconds of the first attempt.
+            audit_us: microseconds of a short attempt.
             own_us: microseconds of a call by this contestant's calls alone, if the claim owes something to the other's; by default
                 the claim.
 
@@ -382,7 +383,7 @@ class RunnerContestant:
         walls = []
         # Hidden work takes time in every attempt; a delay of the host does not.
         for attempt in range(AUDITS):
-            length = REPEATED_AUDIT_US if attempt else audit_us
+            length = audit_us if attempt < SHORT_AUDITS else REPEATED_AUDIT_US
             reps = max(5, min(10_000 if captured else 200, int(length / max(claimed_us, 1.0))))
             graphs = max(1, reps // captured) if captured else 0
             reps = graphs * captured or reps

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from kbx_env.device.driver import KEPT_BYTES, KEPT_CACHE_BYTES, give_back, preallocate_outside_pool
+from kbx_env.device.driver import KEPT_BYTES, KEPT_CACHE_BYTES, empty_bytes, give_back, preallocate_outside_pool
 from kbx_env.device.stopwatch import (
     FLUSH_BYTES,
     MAX_GRAPH_RESERVE_BYTES,
@@ -92,6 +92,9 @@ them, by when enough memory is free. In a pause others judge results that they h
 MEASURED_MEMORY = 13
 """Free device memory for which measuring waits after it had too little, in multiples of the bytes of the inputs: the largest
 case of all tasks took 36 GiB for 2.9 GiB."""
+AT_ONCE_SHARE, LEAST_AT_ONCE_BYTES = 0.5, 32 << 20
+"""Share of the memory that work is expected to need for which the driver is asked before, unless it is little: torch asks for
+pieces of 20 MiB and more, one by one. Judging takes 6 to 8 of the 12 multiples that are expected."""
 AMPLE = 1.25
 """Memory is ample for a case if so many times as much is free as both processes will ask for."""
 FREE_SHARE = 0.8
@@ -533,8 +536,10 @@ class _Reservations:
             with self._session.gpu.room(size / self._shared_bytes):
                 try:
                     free = FREE_SHARE * _free_bytes() if size == self._shared_bytes else 0.0
-                    with _limited(max(free, MEMORY_SLACK * max(size, gpu_lock.UNRESERVED * self._shared_bytes))), self._counted():
-                        return work()
+                    with _limited(max(free, MEMORY_SLACK * max(size, gpu_lock.UNRESERVED * self._shared_bytes))):
+                        _ask_at_once(AT_ONCE_SHARE * min(size, needed))  # counts as none of the work's memory
+                        with self._counted():
+                            return work()
                 except torch.OutOfMemoryError:
                     if k == len(sizes) - 1:
                         raise
@@ -555,6 +560,13 @@ class _Reservations:
         torch.cuda.reset_peak_memory_stats()
         yield
         self.peak_bytes = torch.cuda.max_memory_allocated() - before
+
+
+def _ask_at_once(size: float) -> None:
+    """Ask the driver at once for memory of torch that work will need: each piece would be another request."""
+    if torch.cuda.is_available() and LEAST_AT_ONCE_BYTES <= size <= _free_bytes() / 2:
+        with contextlib.suppress(torch.OutOfMemoryError):
+            empty_bytes(int(size), "cuda")  # freed at once: it stays in torch's cache
 
 
 def _free_bytes() -> int:

@@ -73,6 +73,11 @@ def test_the_library_is_read() -> None:
     assert second is not None and second.busy == (5,)
 
 
+def test_between_cases_the_driver_is_asked_for_what_tells_a_disturbance() -> None:
+    telemetry = Telemetry("abc", nvml=_Nvml())
+    assert telemetry.read((5, 7), False) == Reading("nvml", reasons=4, processes=(5, 7))
+
+
 def test_who_has_computed_is_asked_only_where_the_answer_matters() -> None:
     telemetry = Telemetry("abc", nvml=_Nvml())
     readings = [telemetry.read()]
