@@ -343,6 +343,21 @@ def test_a_fair_inverse_that_the_unrefined_truth_rejected(grader) -> None:
     assert grader.grade(task, expert_source(task), backend="cpu", targets=(), seed=1013).correct
 
 
+def test_no_seed_rejects_a_power_that_is_multiplied_out() -> None:
+    """A case with k = 20 refused one in fifty, and our expert in one of 36 gradings: the fp64 answer it was compared with had an
+    error of the same size."""
+    task = load_task("linearalgebra/matrix_power_eig")
+    cases = [c for c in task.cases if "f64" in c.dtypes.values() and float(c.args["k"]).is_integer()]
+    assert len(cases) >= 4
+    for case in cases:
+        for seed in range(60):
+            args = inputs.draw(task, case, seed)
+            k, base = int(case.args["k"]), args["A"]
+            power = torch.linalg.matrix_power(torch.linalg.inv(base) if k < 0 else base, abs(k))
+            assert rule(task, case, args, power).passed, (case.label(), seed)
+            assert not rule(task, case, args, power.to(torch.float32).to(torch.float64) * (1 + 1e-7)).passed
+
+
 def test_sixteen_bits_have_two_units_whatever_the_task_says() -> None:
     t = make(matmul, {"a": T("M K"), "b": T("K N")}, Close(ulps=16), "2 * M * N * K")
     case = Case({"M": 60, "K": 160, "N": 72}, dtypes={"a": "f16", "b": "f16"})
