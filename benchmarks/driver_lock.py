@@ -1,15 +1,11 @@
 """Measure what NVIDIA's driver, which has one lock for all GPUs of a host, costs the gradings of that host.
 
     python benchmarks/driver_lock.py contexts OUT.json [--gpus 1 2 4] [--each 1 3] [--seconds 4]
-    python benchmarks/driver_lock.py requests OUT.json [--tasks activation/relu,reduce/sum] [--turns 2]
-                                        [--precision report|training]
     python benchmarks/driver_lock.py stacks OUT.json --seconds 60
 
 ``contexts``: so many processes for each GPU start the driver, make a context, allocate memory and end, one after the other;
-once with the device files of all GPUs open and once with those of the others closed. ``requests``: ``alone_phases.py`` with the
-requests to the driver of each step while the GPU is held alone, and of the whole grading, in the grader and in its runners
-(needs gcc). ``stacks``: run beside gradings as root, it samples what the holders of the GPU locks and their runners do in the
-kernel.
+once with the device files of all GPUs open and once with those of the others closed. ``stacks``: run beside gradings as root, it
+samples what the holders of the GPU locks and their runners do in the kernel. ``hold_steps.py`` counts the requests of gradings.
 """
 
 from __future__ import annotations
@@ -22,7 +18,6 @@ import glob
 import json
 import os
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
@@ -33,17 +28,12 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT.parent))
-from kbx_env import versions
 from kbx_env.confinement import close_files
 from kbx_env.executor.pools.gpu import uuids_of
 from kbx_env.executor.pools.gpu_files import others
 
 BLOCK, BLOCKS = 64 << 20, 8
 """Bytes and number of the allocations of a context."""
-FOLDER = "DRIVER_REQUESTS"
-"""Environment variable that ``driver_requests.c`` reads."""
-KINDS = {0x29: "free", 0x2A: "control", 0x2B: "alloc"}
-"""Numbers of requests to the resource manager."""
 ASLEEP = ("futex", "do_epoll", "ep_poll", "poll_schedule", "do_sys_poll", "hrtimer_nanosleep", "do_wait", "unix_stream",
           "pipe_read", "anon_pipe_read", "do_select")  # fmt: skip
 """Kernel functions in which a thread waits for another process of ours."""
@@ -110,86 +100,6 @@ def contexts(gpus: Sequence[int], each: Sequence[int], seconds: float) -> Iterat
                        **dict(zip(("driver_ms", "context_ms", "memory_ms", "end_ms"), steps, strict=True))}  # fmt: skip
 
 
-Sides = tuple[collections.Counter[str], collections.Counter[str]]
-"""Requests by kind and ``microseconds``: of the grader, and of its runners."""
-
-
-def _sides() -> Sides:
-    return collections.Counter(), collections.Counter()
-
-
-def _made(folder: Path) -> Sides:
-    """Count the requests so far, in this process and in all others."""
-    sides = _sides()
-    for file in folder.iterdir():
-        side = sides[file.name != str(os.getpid())]
-        for k, (made, nanoseconds) in enumerate(struct.iter_unpack("QQ", file.read_bytes())):
-            if made:
-                side[KINDS.get(k, f"other {k}") if k < 256 else "unified memory"] += made
-                side["microseconds"] += nanoseconds // 1000
-    return sides
-
-
-def requests(out: Path, tasks: str, turns: int, precision: str) -> int:
-    """Count requests by step; starts itself again with the library."""
-    if FOLDER not in os.environ:
-        with tempfile.TemporaryDirectory() as folder:
-            os.mkdir(counted := os.path.join(folder, "counts"), 0o777)
-            library = os.path.join(folder, "requests.so")
-            subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", library, ROOT / "driver_requests.c", "-ldl"], check=True)
-            environment = {**os.environ, FOLDER: counted, "LD_PRELOAD": library}
-            return subprocess.run([sys.executable, *sys.argv], env=environment).returncode
-    sys.path.insert(0, str(ROOT))
-    import alone_phases
-
-    from kbx_env.grading.timing import input_windows
-
-    folder, rows, steps = Path(os.environ[FOLDER]), list[dict[str, Any]](), dict[str, Sides]()
-    within: list[Sides] = []  # of each step that has begun: what the steps within it have made
-    counted_so_far = _sides()
-
-    class Counting(alone_phases.Phases):
-        def watch(self, owner: Any, attribute: str, name: Any) -> None:
-            real = getattr(owner, attribute)
-
-            @functools.wraps(real)
-            def counted(*args: Any, **more: Any) -> Any:
-                if not self._alone:
-                    return real(*args, **more)
-                own = steps.setdefault(name if isinstance(name, str) else name(*args, **more), _sides())
-                before = _made(folder)
-                within.append(_sides())
-                try:
-                    return real(*args, **more)
-                finally:
-                    inner = within.pop()
-                    for side, (new, old) in enumerate(zip(_made(folder), before, strict=True)):
-                        own[side].update(new - old - inner[side])
-                        if within:
-                            within[-1][side].update(new - old)
-
-            setattr(owner, attribute, staticmethod(counted) if owner is input_windows.InputWindows else counted)
-
-        def take(self) -> dict[str, dict[str, float]]:
-            nonlocal counted_so_far
-            now = _made(folder)
-            whole: Sides = (now[0] - counted_so_far[0], now[1] - counted_so_far[1])
-            counted_so_far = now
-            rows.append({step: {"grader": dict(own[0]), "runner": dict(own[1])} for step, own in steps.items()})
-            rows[-1]["whole grading"] = {"grader": dict(whole[0]), "runner": dict(whole[1])}
-            for what, sides in (("alone", [side for own in steps.values() for side in own]), ("in all", list(whole))):
-                made = sum(n for side in sides for kind, n in side.items() if kind != "microseconds")
-                took = sum(side["microseconds"] for side in sides) / 1e3
-                print(f"{made} requests to the driver in {took:.1f} ms {what}", flush=True)
-            out.write_text(json.dumps({"environment": versions.environment("cuda"), "rows": rows}, indent=1) + "\n")
-            steps.clear()
-            return super().take()
-
-    alone_phases.Phases = Counting  # type: ignore[misc]
-    sys.argv[1:] = [str(out) + ".phases", "--tasks", tasks, "--turns", str(turns), "--precision", precision]
-    return int(alone_phases.main())
-
-
 def _stack(process: int, thread: int) -> str | None:
     """What a thread does: ``runs``, ``sleeps``, or the innermost functions in the kernel; ``None`` where it has ended."""
     try:
@@ -236,26 +146,21 @@ def stacks(seconds: float) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measure one of the three."""
+    """Measure one of the two."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = p.add_subparsers(dest="kind", required=True)
-    c, r, s = (kinds.add_parser(name) for name in ("contexts", "requests", "stacks"))
-    for one in (c, r, s):
+    c, s = (kinds.add_parser(name) for name in ("contexts", "stacks"))
+    for one in (c, s):
         one.add_argument("out", type=Path)
     c.add_argument("--gpus", type=int, nargs="+", default=[1])
     c.add_argument("--each", type=int, nargs="+", default=[1, 3])
     c.add_argument("--seconds", type=float, default=4.0)
-    r.add_argument("--tasks", default="activation/relu,reduce/sum")
-    r.add_argument("--turns", type=int, default=2)
-    r.add_argument("--precision", choices=("report", "training"), default="report")
     s.add_argument("--seconds", type=float, required=True)
     kinds.add_parser("uuids").add_argument("gpus", type=int)
     a = p.parse_args()
     if a.kind == "uuids":
         print(json.dumps(uuids_of(a.gpus)))
         return 0
-    if a.kind == "requests":
-        return requests(a.out, a.tasks, a.turns, a.precision)
     if a.kind == "stacks":
         a.out.write_text(json.dumps(stacks(a.seconds), indent=1) + "\n")
         return 0

@@ -1,4 +1,4 @@
-/* Counts the requests of a process to NVIDIA's driver. benchmarks/driver_lock.py compiles it and loads it before all libraries.
+/* Counts the requests of a process to NVIDIA's driver. benchmarks/hold_steps.py compiles it and loads it before all libraries.
  *
  * Each process has a file of its id in the folder DRIVER_REQUESTS: 256 pairs of uint64, for each number of a request to the
  * resource manager how often it was made and its nanoseconds; then the same for requests to unified memory.

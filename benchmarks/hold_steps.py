@@ -4,7 +4,8 @@
 
 Everything after ``--`` is run as it is, with all workers it starts. OUT has a row for each hold of a GPU, and the means that are
 printed. The requests are counted by a library that is loaded before all others (needs gcc), with their seconds; the figures of a
-step are without those of the steps within it.
+step are without those of the steps within it. Those of all processes of the command, from their start to their end, are told for
+each hold as well.
 """
 
 from __future__ import annotations
@@ -42,6 +43,12 @@ def _requests(process: int) -> tuple[int, float]:
         counts = list(struct.iter_unpack("QQ", Path(os.environ[COUNTS], str(process)).read_bytes()))
         return sum(made for made, _ in counts), sum(ns for _, ns in counts) / 1e9
     return 0, 0.0
+
+
+def _of_all(counts: Path) -> tuple[int, float]:
+    """Return how many requests all processes have made, and their seconds."""
+    pairs = [pair for file in counts.iterdir() for pair in struct.iter_unpack("QQ", file.read_bytes())]
+    return sum(made for made, _ in pairs), sum(ns for _, ns in pairs) / 1e9
 
 
 def watch() -> None:
@@ -192,15 +199,19 @@ def main(arguments: Sequence[str]) -> int:
         more = {ROWS: str(rows), COUNTS: str(counts), "LD_PRELOAD": str(library), "PYTHONPATH": path}
         status = _run(arguments[2:], {**os.environ, **more})
         found = [row for file in sorted(rows.iterdir()) for line in file.read_text().splitlines() for row in _parsed(line)]
+        requests, seconds = _of_all(counts)
     if not found:
         print("hold_steps.py: no grading has held a GPU alone; the command needs a GPU and correct kernels", file=sys.stderr)
         return status or 2
     table = means(found)
-    out.write_text(json.dumps({"command": list(arguments[2:]), "means": table, "rows": found}, indent=1) + "\n")
+    command = {"requests_a_hold": requests / len(found), "ms_a_hold": 1e3 * seconds / len(found)}
+    result = {"command": list(arguments[2:]), "means": table, "whole_command": command, "rows": found}
+    out.write_text(json.dumps(result, indent=1) + "\n")
     cases = statistics.mean(row["cases"] for row in found)
     if not table["in all"]["runner_requests"]:
         print("hold_steps.py: no request of a runner was counted; its process id may belong to another namespace", file=sys.stderr)
     print(f"{len(found)} holds of a GPU, {cases:.1f} cases left at their beginning; means of a hold:")
+    print("in the whole command {requests_a_hold:.0f} requests ({ms_a_hold:.1f} ms) for each hold".format(**command))
     for step, row in table.items():
         sides = [f"{side} {row[f'{side}_requests']:6.1f} ({row[f'{side}_requests_ms']:6.1f} ms)" for side in ("grader", "runner")]
         print(f"{row['ms']:8.1f} ms {row['runs']:6.1f} x  requests: {', '.join(sides)}  {step}")

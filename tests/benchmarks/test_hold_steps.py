@@ -3,13 +3,47 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks import hold_steps
+
+ASKS = """
+import fcntl, os
+
+def ask(request):
+    try:
+        fcntl.ioctl(0, request, bytes(32))
+    except OSError:  # no file of a driver
+        pass
+
+for request in (0xC020462A, 0xC020462A, 0xC020462B, 33, 0x5401):  # two controls, an allocation, memory, and of a terminal
+    ask(request)
+if os.fork() == 0:
+    ask(0xC0204629)
+    os._exit(0)
+os.wait()
+print(os.getpid())
+"""
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_requests_are_counted_in_each_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library, counts = tmp_path / "requests.so", tmp_path / "counts"
+    counts.mkdir()
+    source = hold_steps.ROOT / "driver_requests.c"
+    subprocess.run(["gcc", "-Wall", "-Werror", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    environment = {**os.environ, hold_steps.COUNTS: str(counts), "LD_PRELOAD": str(library)}
+    done = subprocess.run([sys.executable, "-c", ASKS], env=environment, capture_output=True, text=True, check=True)
+    monkeypatch.setenv(hold_steps.COUNTS, str(counts))
+    made, seconds = hold_steps._requests(int(done.stdout))
+    assert made == 4 and 0 < seconds < 1
+    assert hold_steps._of_all(counts)[0] == 5, "with that of the fork"
 
 
 def test_means_of_all_holds() -> None:
