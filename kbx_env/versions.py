@@ -12,7 +12,7 @@ from pathlib import Path
 
 TASK_SET = "21-1"
 """Version of the task set, ``N-X``: results are not comparable across N; X counts the other changes (docs/task_set.md)."""
-TASK_SET_HASH = "2d7c9066a74dbf54fc9db744653d9239faa9913482f3e067142e432c2cc52a86"
+TASK_SET_HASH = "53dcdd753eb105387009b6af1d2e9d386134f173be0a1ca1d25773c753ab3f6a"
 """``spec.catalog.task_set_hash`` of that version. A test compares it with the tasks and says what to do where they differ."""
 MODIFIED = "+modified"
 """Follows the version where the installed tasks are not those of the version."""

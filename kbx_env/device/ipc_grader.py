@@ -34,7 +34,7 @@ class IpcReceiver:
 
     Args:
         driver: The device's driver; by default the CUDA driver.
-        size: Bytes of the shared memory; by default what ``mailbox_bytes`` says of the device.
+        size: Bytes of the shared memory; by default ``mailbox_bytes`` of the device's memory.
 
     Attributes:
         handle: Identifies the memory in the runner.

@@ -27,8 +27,9 @@ NEARLY_ONE = Literal(
 @task(
     difficulty=3,
     takes={"A": T("*B n n")},
-    # For fp64 torch's own answer is the exact one, so that its error, which is as large as a kernel's, raises no tolerance.
-    truth=Close(ulps=192),
+    # The exact answer for fp64 is torch's own fp64 result. Its rounding error is as large as a kernel's, and the floor must cover
+    # both: a plain Jacobi differs from it by up to 170 units. TF32 is off by thousands.
+    truth=Close(ulps=256),
     cost=Cost(
         flops="4 * numel(A) * n + 2 * numel(A) * n",
         reads={"A": "numel(A) / 2 * nonzero(k)"},
@@ -55,7 +56,7 @@ NEARLY_ONE = Literal(
         Case(_sized(10), {"k": 5}, draw=Spectrum(2, 2, -2, -2, 1, 1, 0, 0, 0, -0.5, symmetric=True)),
         Case(_sized(5, 2), {"k": 0}, draw=Symmetric()),
         Case(_sized(4), {"k": 8}, draw=MIXED, dtypes=F64),
-        # A large exponent amplifies each rounding of an eigenvalue as many times; those of this matrix need none.
+        # A large exponent amplifies each rounding of an eigenvalue as many times; the eigenvalues of this matrix are exact.
         Case(_sized(2), {"k": 20}, draw=Literal(2, 0, 0, -0.5), dtypes=F64),
         # One matrix is near the identity: its directions count. The others keep the typical element from being small.
         Case(_sized(6, 4), {"k": 2}, draw=NEARLY_ONE, dtypes=F64),

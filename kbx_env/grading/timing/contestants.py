@@ -54,8 +54,8 @@ JUDGED, JUDGED_BYTES = 3, 64 << 20
 RESULTS_BYTES = 512 << 20
 """Bytes of results for which a runner asks the driver at once, if those of a block are not more."""
 AUDITS, SHORT_AUDITS = 4, 2
-"""Attempts at the audit, of which one that fits is enough, and how many of them are short. The first replay of a graph also
-uploads it."""
+"""Attempts at the audit, of which one that fits is enough. Two are short, because the first replay of a graph also uploads it to
+the GPU."""
 REPEATED_AUDIT_US = 100_000.0
 """Microseconds of the audit's repetitions: long compared with milliseconds for which the host may be delayed."""
 ALIGNMENT_BYTES = 1 << 20
@@ -256,7 +256,7 @@ class RunnerContestant:
         sizes = [{n: TensorMetadata(v).size for n, v in d.items() if isinstance(v, torch.Tensor)} for d in draws]
         written = self.session.task.written(self.case.args)
         kept = result_bytes + sum(size for n, size in sizes[0].items() if n.partition(".")[0] in written)
-        return sum(sizes[0].values()), slots, beside_slots(sum(size for d in sizes for size in d.values()), kept)
+        return sum(sizes[0].values()), slots, bytes_beside_slots(sum(size for d in sizes for size in d.values()), kept)
 
     def describe(self) -> None:
         """Have the runner allocate one set of inputs without values, for ``dry``; nothing is launched on the GPU."""
@@ -536,14 +536,14 @@ class Fetched:
         return all(a is b or same_bits(a, b) for a, b in pairs)
 
 
-def beside_slots(draw_bytes: int, kept_bytes: int) -> int:
+def bytes_beside_slots(draw_bytes: int, kept_bytes: int) -> int:
     """Return the most bytes that a runner has of messages, windows and results at one time.
 
     Args:
         draw_bytes: of all draws.
         kept_bytes: of a correct result and of the tensors written in place.
     """
-    # The values as they came are dropped before the first result.
+    # Received messages are dropped before the first result.
     return draw_bytes + max(draw_bytes, min(GRAPH_CALLS[1] * kept_bytes, max(BLOCK * kept_bytes, RESULTS_BYTES)))
 
 

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from kbx_env.device.driver import KEPT_BYTES, KEPT_CACHE_BYTES, empty_bytes, give_back, preallocate_outside_pool
+from kbx_env.device.driver import KEPT_BYTES, KEPT_CACHE_BYTES, give_back, preallocate_outside_pool
 from kbx_env.device.stopwatch import (
     FLUSH_BYTES,
     MAX_GRAPH_RESERVE_BYTES,
@@ -47,7 +47,7 @@ from kbx_env.grading.timing.contestants import (
     EagerContestant,
     Fetched,
     RunnerContestant,
-    beside_slots,
+    bytes_beside_slots,
     faster_on_host,
 )
 from kbx_env.grading.timing.input_windows import InputWindows, Window
@@ -92,9 +92,6 @@ them, by when enough memory is free. In a pause others judge results that they h
 MEASURED_MEMORY = 13
 """Free device memory for which measuring waits after it had too little, in multiples of the bytes of the inputs: the largest
 case of all tasks took 36 GiB for 2.9 GiB."""
-AT_ONCE_SHARE, LEAST_AT_ONCE_BYTES = 0.5, 32 << 20
-"""Share of the memory that work is expected to need for which the driver is asked before, unless it is little: torch asks for
-pieces of 20 MiB and more, one by one. Judging takes 6 to 8 of the 12 multiples that are expected."""
 AMPLE = 1.25
 """Memory is ample for a case if so many times as much is free as both processes will ask for."""
 FREE_SHARE = 0.8
@@ -536,10 +533,8 @@ class _Reservations:
             with self._session.gpu.room(size / self._shared_bytes):
                 try:
                     free = FREE_SHARE * _free_bytes() if size == self._shared_bytes else 0.0
-                    with _limited(max(free, MEMORY_SLACK * max(size, gpu_lock.UNRESERVED * self._shared_bytes))):
-                        _ask_at_once(AT_ONCE_SHARE * min(size, needed))  # counts as none of the work's memory
-                        with self._counted():
-                            return work()
+                    with _limited(max(free, MEMORY_SLACK * max(size, gpu_lock.UNRESERVED * self._shared_bytes))), self._counted():
+                        return work()
                 except torch.OutOfMemoryError:
                     if k == len(sizes) - 1:
                         raise
@@ -562,13 +557,6 @@ class _Reservations:
         self.peak_bytes = torch.cuda.max_memory_allocated() - before
 
 
-def _ask_at_once(size: float) -> None:
-    """Ask the driver at once for memory of torch that work will need: each piece would be another request."""
-    if torch.cuda.is_available() and LEAST_AT_ONCE_BYTES <= size <= _free_bytes() / 2:
-        with contextlib.suppress(torch.OutOfMemoryError):
-            empty_bytes(int(size), "cuda")  # freed at once: it stays in torch's cache
-
-
 def _free_bytes() -> int:
     """Return the free memory of the device; 0 without one."""
     return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else 0
@@ -576,7 +564,7 @@ def _free_bytes() -> int:
 
 @contextlib.contextmanager
 def _limited(more: float) -> Iterator[None]:
-    """Let torch allocate at most so many bytes more on the device within the block; libraries then use less workspace.
+    """Let torch ask the device for at most so many bytes more within the block; libraries then use less workspace.
 
     Args:
         more: bytes.
@@ -585,7 +573,7 @@ def _limited(more: float) -> Iterator[None]:
         yield
         return
     total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, (torch.cuda.memory_allocated() + more) / total))
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (torch.cuda.memory_reserved() + more) / total))
     try:
         yield
     finally:
@@ -756,6 +744,7 @@ class _Measuring:
         before: the device's telemetry before the first case.
         after: the latest reading.
         disturbed_by_others: whether another process computed at some time while the GPU was held.
+        sparing: an attempt has failed, perhaps for want of memory: no more than usual is asked for at once.
     """
 
     task: Task
@@ -767,6 +756,7 @@ class _Measuring:
     before: Reading | None = None
     after: Reading | None = None
     disturbed_by_others: bool = False
+    sparing: bool = False
 
     def run(
         self, candidates: Sequence[RunnerContestant], work: Sequence[_CaseWork], first: int
@@ -801,6 +791,9 @@ class _Measuring:
                     whole = candidate is candidates[-1]
                     ample = self._preallocate(eager, work[index:], index == 0)
                     measured.append(self._drawn(candidate, eager, first + index, work[index], telemetry, since, whole, ample))
+            except BaseException:
+                self.sparing = True  # another attempt, if there is one, asks for each part when it needs it
+                raise
             finally:
                 # The driver clears what is freed: others who measured meanwhile would be slower.
                 watch.close()
@@ -866,26 +859,28 @@ class _Measuring:
         if first:
             give_back(KEPT_CACHE_BYTES)
         memory = self._memory(eager, work[0])
-        ample = self._is_ample(memory, work[0])
+        results = sum(min(self.bytes_to_judge(w), LIKELY_RESULTS * w.kept_bytes + 2 * w.input_bytes) for w in work)
+        ample = not self.sparing and self._is_ample(memory, work[0], min(AMPLE_RESULTS_BYTES, results))
         eager.watch.preallocate(*memory, ample)
         if first:
-            results = sum(min(self.bytes_to_judge(w), LIKELY_RESULTS * w.kept_bytes + 2 * w.input_bytes) for w in work)
-            preallocate_outside_pool(min(AMPLE_RESULTS_BYTES if ample else PREALLOCATED_BYTES, results))
+            many = ample and eager.watch.pooled  # without a pool each step gives back what it does not need
+            preallocate_outside_pool(min(AMPLE_RESULTS_BYTES if many else PREALLOCATED_BYTES, results))
         return ample
 
-    def _is_ample(self, memory: tuple[int, int, int], work: _CaseWork) -> bool:
+    def _is_ample(self, memory: tuple[int, int, int], work: _CaseWork, results: int) -> bool:
         """Return whether so much memory is free that both processes may ask for more than usual at once.
 
         Args:
             memory: of the case in this process, as ``_memory`` returns it.
             work: of the case.
+            results: bytes of results that are asked for at once.
         """
         slot_bytes, slots, others = memory
-        pool, of_runner = pool_bytes(slots * slot_bytes), beside_slots(others, work.kept_bytes)
+        pool, of_runner = pool_bytes(slots * slot_bytes), bytes_beside_slots(others, work.kept_bytes)
         if pool <= MAX_POOL_BYTES and of_runner <= MAX_PREALLOCATED_BYTES:
-            return False  # it does not matter
+            return False  # the usual limits suffice
         asked = 2 * (pool + FLUSH_BYTES) + others + of_runner
-        return AMPLE * (asked + MAX_GRAPH_RESERVE_BYTES + self.bytes_to_judge(work)) <= _free_bytes()
+        return AMPLE * (asked + MAX_GRAPH_RESERVE_BYTES + max(results, self.bytes_to_judge(work))) <= _free_bytes()
 
     def _drawn(
         self, candidate: RunnerContestant, eager: EagerContestant, index: int, work: _CaseWork, telemetry: Telemetry,

@@ -124,9 +124,9 @@ class Telemetry:
         Args:
             ours: ids of the processes that respect the GPU lock; where the driver's ids belong to another namespace, nobody asks
                 who has computed.
-            whole: the reading is for all that happened since the last whole one. Otherwise it only tells why the clocks are as they
-                are, and nobody asks for processes if the latest list had only ``ours``; a whole reading later tells whether another
-                process has computed meanwhile.
+            whole: the reading is for all that happened since the last whole one. Otherwise NVML is not asked for clocks,
+                temperature and power, and for processes only if the latest list had others than ``ours``; a whole reading later
+                tells whether another process has computed meanwhile.
         """
         if self._uuid is None:
             return None
@@ -172,8 +172,8 @@ class Telemetry:
         reasons = getattr(n, "nvmlDeviceGetCurrentClocksEventReasons", None) or getattr(
             n, "nvmlDeviceGetCurrentClocksThrottleReasons", None
         )
-        state = ask if whole else lambda call: None  # clocks, temperature and power are told of the beginning and the end
-        power = state(lambda: n.nvmlDeviceGetPowerUsage(h))
+        ask_if_whole = ask if whole else lambda call: None
+        power = ask_if_whole(lambda: n.nvmlDeviceGetPowerUsage(h))
         processes, busy, since = None, None, self._last
         tells = self._uuid in _REPORTS_BUSY
         if listed := whole or not tells or not self._listed or not self._listed <= set(ours):
@@ -186,9 +186,9 @@ class Telemetry:
                 busy = ask(lambda: tuple(sorted({u.pid for u in n.nvmlDeviceGetProcessUtilization(h, since) if u.smUtil})))
                 _REPORTS_BUSY.update({str(self._uuid)} if busy is not None else ())
         return Reading(
-            "nvml", sm_mhz=state(lambda: int(n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM))),
-            memory_mhz=state(lambda: int(n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_MEM))),
-            temperature_c=state(lambda: int(n.nvmlDeviceGetTemperature(h, n.NVML_TEMPERATURE_GPU))),
+            "nvml", sm_mhz=ask_if_whole(lambda: int(n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM))),
+            memory_mhz=ask_if_whole(lambda: int(n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_MEM))),
+            temperature_c=ask_if_whole(lambda: int(n.nvmlDeviceGetTemperature(h, n.NVML_TEMPERATURE_GPU))),
             power_w=None if power is None else power / 1000,
             reasons=ask(lambda: int(reasons(h))) if reasons else None, processes=processes, busy=busy,
         )  # fmt: skip

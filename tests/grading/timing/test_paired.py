@@ -347,24 +347,17 @@ def test_work_that_needs_more_memory_than_expected_is_repeated_with_more(monkeyp
     assert asked == pytest.approx([0.9] + clock.MEMORY_ATTEMPTS * [1.0])
 
 
-@pytest.mark.parametrize("needed, asked", [(4 << 30, [2 << 30]), (100 << 30, []), (1 << 20, [])])
-def test_memory_is_asked_for_before_the_work_and_does_not_count_as_the_works_own(
-    monkeypatch: pytest.MonkeyPatch, needed: int, asked: list[int]
-) -> None:
-    """The next case's reservation follows from what this one took, so what was asked for must not count."""
-    done = list[Any]()
+def test_the_limit_of_memory_counts_what_torch_has_and_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results of timed calls wait in a large piece of torch's memory; the rest of it is of no use for small work beside them."""
+    shares = list[float]()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 7)
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: done.append("counted from here"))
-    monkeypatch.setattr(clock, "_limited", lambda more: contextlib.nullcontext())
-    monkeypatch.setattr(clock, "_free_bytes", lambda: 50 << 30)  # more than half of it is asked of nobody
-    monkeypatch.setattr(clock, "give_back", lambda keep: None)
-    monkeypatch.setattr(clock, "empty_bytes", lambda size, device: done.append(size))
-    gpu = SimpleNamespace(room=lambda share: contextlib.nullcontext())
-    reserve = clock._Reservations(SimpleNamespace(gpu=gpu), 1 << 40)  # type: ignore[arg-type]
-    reserve.run(needed, lambda: done.append("work"))
-    assert done == [*asked, "counted from here", "work"] and reserve.peak_bytes == 7
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(total_memory=1000))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 100)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 400)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", shares.append)
+    with clock._limited(200):
+        assert shares == [0.6]
+    assert shares == [0.6, 1.0]
 
 
 def test_who_reserved_all_memory_may_use_most_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -494,12 +487,14 @@ def test_a_large_case_is_preallocated_where_the_gpu_has_ample_memory(
     monkeypatch.setattr(clock, "_free_bytes", lambda: free_gib << 30)
     monkeypatch.setattr(clock, "preallocate_outside_pool", asked.append)
     monkeypatch.setattr(clock._Measuring, "_memory", lambda self, eager, work: (size, 3, 2 * size))
-    eager: Any = SimpleNamespace(watch=SimpleNamespace(preallocate=lambda *memory: asked.append(memory)))
+    eager: Any = SimpleNamespace(watch=SimpleNamespace(preallocate=lambda *memory: asked.append(memory), pooled=True))
     measuring = clock._Measuring(load_task("activation/relu"), lambda index: None, TRAINING, 100)  # type: ignore
     work = clock._CaseWork(size, size, 2 * size, 0, 2 * size)
     assert measuring._preallocate(eager, [work], True) is ample
     assert asked[0] == (size, 3, 2 * size, ample) and asked[1] == (measuring.bytes_to_judge(work) if ample else 256 << 20)
     assert measuring._preallocate(eager, [work], False) is ample and len(asked) == 3, "results have memory for the whole turn"
+    measuring.sparing = True  # an attempt has failed
+    assert not measuring._preallocate(eager, [work], True) and asked[3][-1] is False and asked[4] == 256 << 20
 
 
 @pytest.mark.parametrize("busy, disturbed", [((1,), False), ((1, 9), True)])
@@ -520,6 +515,26 @@ def test_a_turn_that_ends_before_the_last_case_looks_for_strangers(
         monkeypatch.setattr(clock._Measuring, name, lambda *_, found=found: found)
     measuring = clock._Measuring(load_task("activation/relu"), lambda index: None, clock.REPORT, 100)  # type: ignore
     assert [m.disturbed for m in measuring.run(candidates, [None] * 2, 0)] == [disturbed] and not readings  # type: ignore[list-item]
+
+
+def test_a_failed_attempt_is_repeated_with_memory_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace())
+    monkeypatch.setattr(clock, "Telemetry", lambda uuid: SimpleNamespace(read=lambda ours: None))
+    monkeypatch.setattr(clock.rooflines, "roofline", lambda device, file: "of the device")
+    monkeypatch.setattr(clock, "Stopwatch", lambda device: SimpleNamespace(close=tuple))
+    gpu = SimpleNamespace(alone=lambda quiet: contextlib.nullcontext(), file=lambda name: None, users=tuple)
+    session = SimpleNamespace(gpu=gpu, backend="cuda", runner=SimpleNamespace(pid=1))
+    candidate: Any = SimpleNamespace(session=session, case=None, release=tuple)
+
+    def full(*_: Any) -> bool:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(clock._Measuring, "_preallocate", full)
+    measuring = clock._Measuring(load_task("activation/relu"), lambda index: None, clock.REPORT, 100)  # type: ignore
+    assert not measuring.sparing
+    with pytest.raises(torch.OutOfMemoryError):
+        measuring.run([candidate], [None], 0)  # type: ignore[list-item]
+    assert measuring.sparing
 
 
 @pytest.mark.parametrize("us, placement", [(30.0, 0.002), (400.0, 0.002), (30_000.0, 0.01)])
