@@ -6,6 +6,7 @@ import contextlib
 import random
 import time
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from kbx_env.grading.ablations import DefenceLayer
 from kbx_env.grading.evidence.accumulator import EvidenceAccumulator
 from kbx_env.grading.record import OutcomeBuilder
 from kbx_env.grading.runtime.processes import SandboxProcesses
-from kbx_env.grading.runtime.session import CallResult, RunnerSession, settings_of
+from kbx_env.grading.runtime.session import ABANDONED, CallResult, RunnerSession, settings_of
 from kbx_env.grading.runtime.untrusted import GradingAborted
 from kbx_env.grading.speculative_compile import SpeculativeCompile
 from kbx_env.grading.telling import is_telling
@@ -90,7 +91,7 @@ class GradingContext:
     gate: str = ""
     drawn: dict[int, tuple[dict[str, Any], judges.Known]] = field(default_factory=dict)
     speculative: SpeculativeCompile | None = None
-    _abandoned: bool = False
+    _abandoned: Future[None] = field(default_factory=Future)
     _session: RunnerSession | None = None
 
     def select_cases(self) -> None:
@@ -181,10 +182,12 @@ class GradingContext:
             zygote = self.processes.zygote() if self._session is None else self._session.zygote
             self.processes.runner_pool.ahead(zygote, settings_of(self.backend, self.without, self.allows_torch, self.as_published))
 
-    def runner_is_ready(self) -> bool:
-        """Return whether a runner is ready for this grading (CUDA), so that nobody has to wait for its start."""
-        settings = settings_of(self.backend, self.without, self.allows_torch, self.as_published)
-        return self.processes.runner_pool.ready(settings)
+    def _await_runner(self) -> None:
+        """Wait until the runner that was started ahead of need has started (CUDA), or the session is abandoned."""
+        spare = self.processes.runner_pool.spare(settings_of(self.backend, self.without, self.allows_torch, self.as_published))
+        if spare is not None:
+            either: tuple[Future[Any], ...] = (spare, self._abandoned)
+            wait(either, return_when=FIRST_COMPLETED)
 
     def open_session(self) -> RunnerSession:
         """Start the session with a runner.
@@ -194,21 +197,26 @@ class GradingContext:
 
         Raises:
             SandboxError: no process can be started.
+            GradingAborted: the session was abandoned before.
         """
         pool = self.processes.runner_pool if self.backend == "cuda" else None
+        if pool is not None:
+            self._await_runner()
+            if self._abandoned.done():  # a proof that fails must not wait for a runner to start
+                raise GradingAborted(Verdict.RUNTIME_ERROR, ABANDONED)
         self._session = RunnerSession(
             self.processes.zygote(), self.task, self.backend, self.secret, self.options.split, self.options.wall, self.without,
             self.allows_torch, pool, self.as_published, self.processes.compilers,
         )  # fmt: skip
         self._session.drawn = {index: args for index, (args, _) in self.drawn.items()}
         self.builder.gpu = self._session.gpu
-        if self._abandoned:
+        if self._abandoned.done():
             self._session.abandon()
         return self._session
 
     def abandon_session(self) -> None:
         """End the submission's process, if there is one, or else once it has started: its commands fail from now on."""
-        self._abandoned = True
+        self._abandoned.set_result(None)
         if self._session is not None:
             self._session.abandon()
 

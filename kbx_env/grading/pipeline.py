@@ -65,8 +65,8 @@ class ProveOnCpu:
         """Grade the source on the CPU tier; begin to compile for the GPU beside that, if cores are idle."""
         start, waited, builder = time.perf_counter(), None, context.builder
         with single_threaded():
-            idle = cores_are_idle() and context.runner_is_ready()
-            speculative = SpeculativeCompile(builder, partial(begin_on_gpu, context), context.abandon_session) if idle else None
+            work = partial(begin_on_gpu, context)
+            speculative = SpeculativeCompile(builder, work, context.abandon_session) if cores_are_idle() else None
             try:
                 proof = run_pipeline(on_cpu_tier(context))
                 took = time.perf_counter() - start

@@ -104,7 +104,7 @@ def test_close_ends_busy_workers(lane: ProcessPool) -> None:
     executor = Executor(lane, deadline=60)
     job = executor.submit(Request("t", b"hang"))
     waiting = [executor.submit(Request("t", b"hang %d" % i)) for i in range(4)]
-    while lane._idle.qsize() == lane.width:  # until a worker has it
+    while len(lane._idle) == lane.width:  # until a worker has it
         time.sleep(0.02)
     start = time.monotonic()
     executor.close()

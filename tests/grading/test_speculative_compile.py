@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from kbx_env.errors import SandboxError
+from kbx_env.grading import context as context_module
 from kbx_env.grading import pipeline, speculative_compile, stages
 from kbx_env.grading.context import GradingContext
 from kbx_env.grading.record import OutcomeBuilder
@@ -42,7 +44,6 @@ def context(monkeypatch: pytest.MonkeyPatch) -> GradingContext:
     made.options = replace(made.options, backend="cuda")
     monkeypatch.setattr(made, "start_spare_runner", lambda: None)
     monkeypatch.setattr(pipeline, "cores_are_idle", lambda: True)
-    monkeypatch.setattr(made, "runner_is_ready", lambda: True)
     return made
 
 
@@ -113,15 +114,48 @@ def test_a_proof_that_fails_ends_the_work_beside_it(
     assert ended.is_set() and context.speculative is None
 
 
-@pytest.mark.parametrize("idle, ready", [(False, True), (True, False)])
-def test_where_cores_are_busy_or_no_runner_is_ready_the_proof_comes_first(
-    idle: bool, ready: bool, context: GradingContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pipeline, "cores_are_idle", lambda: idle)
-    monkeypatch.setattr(context, "runner_is_ready", lambda: ready)
+def test_where_cores_are_busy_the_proof_comes_first(context: GradingContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "cores_are_idle", lambda: False)
     monkeypatch.setattr(pipeline, "begin_on_gpu", lambda of: pytest.fail("compiled for a kernel that may be wrong"))
     _proves(monkeypatch, Verdict.CORRECT)
     assert pipeline.ProveOnCpu().run(context) is None and context.speculative is None
+
+
+class _Opened:
+    """Stands in for a session that was just opened."""
+
+    def __init__(self, *args: Any) -> None:
+        self.gpu, self.drawn = None, dict[int, Any]()
+
+
+def _with_spare(context: GradingContext, monkeypatch: pytest.MonkeyPatch, spare: Future[Any]) -> None:
+    """Give a context a runner that is starting, and let the work beside the proof open the session."""
+    pool = SimpleNamespace(spare=lambda settings: spare)
+    context.processes = SimpleNamespace(runner_pool=pool, zygote=lambda: None, compilers=None)  # type: ignore[assignment]
+    monkeypatch.setattr(context_module, "RunnerSession", _Opened)
+    monkeypatch.setattr(pipeline, "begin_on_gpu", lambda of: of.open_session())
+
+
+def test_a_proof_that_fails_waits_for_no_runner(context: GradingContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One wrong kernel right after the other: the next runner takes a second to start, the proof a third of that."""
+    _with_spare(context, monkeypatch, Future())
+    _proves(monkeypatch, Verdict.INCORRECT)
+    outcome = pipeline.ProveOnCpu().run(context)
+    assert outcome is not None and outcome.verdict is Verdict.INCORRECT and context._session is None
+
+
+def test_the_work_beside_the_proof_waits_for_its_runner(context: GradingContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    spare: Future[Any] = Future()
+    _with_spare(context, monkeypatch, spare)
+
+    def proved() -> None:
+        time.sleep(0.05)
+        assert context._session is None
+        spare.set_result(None)
+
+    _proves(monkeypatch, Verdict.CORRECT, proved)
+    assert pipeline.ProveOnCpu().run(context) is None
+    assert isinstance(context._session, _Opened) and context.speculative is not None
 
 
 @pytest.mark.parametrize(

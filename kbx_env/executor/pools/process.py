@@ -6,11 +6,11 @@ import base64
 import contextlib
 import json
 import os
-import queue
 import select
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -176,15 +176,15 @@ class ProcessPool:
         if workers < 1:
             raise UsageError(f"{workers} workers; at least 1")
         self.width, self._grader, self._ahead, self._env, self._cores = workers, grader, ahead, dict(env or {}), cores
-        self._idle: queue.SimpleQueue[_Worker | None] = queue.SimpleQueue()
+        self._idle, self._free = deque[_Worker | None](), threading.Semaphore(0)
         self._all: set[_Worker] = set()
         self._lock, self._closed = threading.Lock(), False
         self._server: ForkServer | None = None
         for _ in range(workers):
-            self._idle.put(self._start() if ahead else None)
+            self._put_back(self._start() if ahead else None)
 
     def grade(self, request: Request, deadline: float) -> Outcome:
-        """Grade in a free worker; wait until one is free.
+        """Grade in the free worker that has graded last; wait until one is free.
 
         Args:
             request: the submission.
@@ -197,7 +197,8 @@ class ProcessPool:
             WorkerLost: the worker died, the deadline passed, or the pool is closed.
             UsageError: the grader refuses the request.
         """
-        worker = self._idle.get()
+        self._free.acquire()
+        worker = self._idle.pop()
         try:
             if worker is None or not worker.alive:
                 worker = self._start()
@@ -206,7 +207,7 @@ class ProcessPool:
                 worker.kill()
             return outcome
         finally:
-            self._idle.put(self._successor(worker))
+            self._put_back(self._successor(worker))
 
     def ready(self, timeout: float) -> bool:
         """Wait until all workers are warm, so that a benchmark does not measure their start.
@@ -221,6 +222,14 @@ class ProcessPool:
         with self._lock:
             workers = list(self._all)
         return all(w.wait(max(0.0, until - time.monotonic())) for w in workers if w.alive)
+
+    def _put_back(self, worker: _Worker | None) -> None:
+        """Let a worker that has graded have the next request: it has loaded what gradings need, and on a GPU a runner is ready."""
+        if worker is not None and worker.warm:
+            self._idle.append(worker)
+        else:
+            self._idle.appendleft(worker)
+        self._free.release()
 
     def _successor(self, worker: _Worker | None) -> _Worker | None:
         if worker is None or worker.alive:
@@ -293,6 +302,11 @@ class _Worker:
         poll = select.poll()
         poll.register(self._replies, select.POLLIN)
         return not any(event & select.POLLHUP for _, event in poll.poll(0))
+
+    @property
+    def warm(self) -> bool:
+        """Whether it is known to be warm, because somebody has waited for that."""
+        return self._ready
 
     def kill(self) -> None:
         """Kill the process group. The sandbox of the worker ends when its sockets close."""

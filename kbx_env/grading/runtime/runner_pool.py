@@ -95,11 +95,11 @@ class RunnerPool:
         if old is not None:
             _close(old[1])
 
-    def ready(self, settings: Mapping[str, Any]) -> bool:
-        """Return whether a spare with these settings has started."""
+    def spare(self, settings: Mapping[str, Any]) -> Future[RunnerSlot] | None:
+        """Return the spare with these settings, which may not have started yet; ``None`` if there is none."""
         with self._lock:
             spare = self._spare.get(json.dumps(settings, sort_keys=True))
-        return spare is not None and spare[1].done() and spare[1].exception() is None
+        return None if spare is None else spare[1]
 
     def take(self, zygote: Zygote, settings: Mapping[str, Any]) -> RunnerSlot:
         """Return the spare, or a new runner.

@@ -39,6 +39,8 @@ BUILD_SECONDS = 60.0
 """For ahead-of-time builds of all targets, beside what the submission has left."""
 DEVICE_BYTES = 1 << 30
 """With less free memory than this, in bytes, or than the inputs of a timed case, a GPU counts as full."""
+ABANDONED = "the grading was given up"
+"""Message where the proof of a kernel fails while it is being compiled for the GPU. The outcome is that of the proof."""
 AGAIN_FAMILY = 16
 """First number of the families of inputs for ``RunnerSession.redrawn``; ``_call`` uses 0 to 3."""
 REPEAT_FAMILY = 4
@@ -240,7 +242,7 @@ class RunnerSession:
             raise self._lost(Verdict.TIMEOUT, f"no result within {self.budget.wall:.0f} s of wall time{more}") from None
         except wire.Gone:
             if self._abandoned:
-                raise self._lost(Verdict.RUNTIME_ERROR, "the grading was given up") from None
+                raise self._lost(Verdict.RUNTIME_ERROR, ABANDONED) from None
             fate = self.runner.fate()
             self._read_log()
             if fate in OUTSIDE and not self.denied:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from kbx_env.outcome import Outcome
 
 TELLS = """
 import os
+import time
 
 from kbx_env.outcome import Cases, Outcome, Stage, Verdict
 
@@ -26,6 +28,7 @@ class Grader:
     def grade(self, task, source, **options):
         if source == b"end":
             os._exit(3)
+        time.sleep(0.3)
         said = f"{os.getpid()} {os.getppid()} {IMPORTED_BY}"
         return Outcome(task, Verdict.CORRECT, Stage.CORRECT, "cpu", "contract", message=said, cases=Cases(1, 1))
 
@@ -43,13 +46,19 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     made.close()
 
 
+def _told(pool: ProcessPool, count: int) -> set[tuple[int, int, int]]:
+    """Return what workers tell that grade at the same time."""
+    with ThreadPoolExecutor(count) as threads:
+        return set(threads.map(lambda _: _said(pool.grade(Request("t", b""), 60.0)), range(count)))
+
+
 def _said(outcome: Outcome) -> tuple[int, int, int]:
     own, parent, importer = map(int, outcome.message.split())
     return own, parent, importer
 
 
 def test_workers_are_forks_of_the_process_that_imported_the_grader(pool: ProcessPool) -> None:
-    told = {_said(pool.grade(Request("t", b""), 60.0)) for _ in range(6)}
+    told = _told(pool, 6)
     assert len(told) == 2, "each of the two workers answers"
     servers = {server for _, *both in told for server in both}
     assert len(servers) == 1 and not servers & {os.getpid(), *(own for own, *_ in told)}
@@ -59,17 +68,17 @@ def test_a_worker_that_ends_is_replaced_by_another_fork(pool: ProcessPool) -> No
     _, server, _ = _said(pool.grade(Request("t", b""), 60.0))
     with pytest.raises(WorkerLost, match="exit 3"):
         pool.grade(Request("t", b"end"), 60.0)
-    assert {_said(pool.grade(Request("t", b""), 60.0))[1] for _ in range(4)} == {server}
+    assert {server for _, server, _ in _told(pool, 4)} == {server}
 
 
 def test_workers_outlive_their_server_and_get_a_new_one(pool: ProcessPool) -> None:
-    told = {_said(pool.grade(Request("t", b""), 60.0)) for _ in range(6)}
+    told = _told(pool, 6)
     server = next(iter(told))[1]
     os.kill(server, signal.SIGKILL)
     while pool._server is not None and pool._server.alive:
         time.sleep(0.01)
     workers = {own for own, *_ in told}
-    assert {_said(pool.grade(Request("t", b""), 60.0))[0] for _ in range(4)} <= workers, "it has forked them already"
+    assert {own for own, *_ in _told(pool, 4)} <= workers, "it has forked them already"
     for _ in workers:
         with pytest.raises(WorkerLost):
             pool.grade(Request("t", b"end"), 60.0)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -132,7 +131,7 @@ def test_a_runner_makes_its_context_under_the_shared_lock(monkeypatch: pytest.Mo
     assert events[-1] == "freed"
 
 
-def test_a_spare_is_ready_once_it_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_waits_for_a_spare_sees_it_start(monkeypatch: pytest.MonkeyPatch) -> None:
     started = threading.Event()
 
     class Slow:
@@ -144,14 +143,12 @@ def test_a_spare_is_ready_once_it_has_started(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(runner_pool, "RunnerSlot", Slow)
     pool, zygote = RunnerPool(), FakeZygote()
-    assert not pool.ready(SETTINGS)
+    assert pool.spare(SETTINGS) is None
     pool.ahead(zygote, SETTINGS)  # type: ignore[arg-type]
-    assert not pool.ready(SETTINGS), "whoever takes it would wait for its start"
+    spare = pool.spare(SETTINGS)
+    assert spare is not None and not spare.done() and pool.spare(SETTINGS | {"torch_ops": True}) is None
     started.set()
-    until = time.monotonic() + 10
-    while not pool.ready(SETTINGS) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert pool.ready(SETTINGS) and not pool.ready(SETTINGS | {"torch_ops": True})
+    assert isinstance(spare.result(10), Slow)
     pool.close()
 
 
