@@ -116,14 +116,17 @@ class _Scale:
 
     def units(self, exact: torch.Tensor, dtype: torch.dtype, size: torch.Tensor | None) -> torch.Tensor:
         """Return the unit of the tolerance of each element: eps(dtype) times its local scale, in fp64."""
-        info = torch.finfo(dtype)
-        # Kernels do not flush the subnormals of fp16; those of the other dtypes may be flushed to zero.
-        least = 2.0**-24 if dtype is torch.float16 else info.smallest_normal
-        return self.magnitude(exact, size).mul_(info.eps).add_(least)
+        return self.magnitude(exact, size).mul_(torch.finfo(dtype).eps).add_(_least_unit(dtype))
 
 
 Tolerance: TypeAlias = tuple[_Scale, float]
 """Scale of the elements of a tensor, and the tolerance in units."""
+
+
+def _least_unit(dtype: torch.dtype) -> float:
+    """Return the unit of the tolerance of an element of no size."""
+    # Kernels do not flush the subnormals of fp16; those of the other dtypes may be flushed to zero.
+    return 2.0**-24 if dtype is torch.float16 else torch.finfo(dtype).smallest_normal
 
 
 def _sampled(flat: torch.Tensor) -> slice:
@@ -161,8 +164,8 @@ def _strict(truth: Close, dtype: torch.dtype, native: torch.Tensor, exact: torch
 
     def highest(found: Callable[[torch.Tensor], torch.Tensor]) -> float:
         """Return the largest of what is found in torch's own errors."""
-        starts = range(0, exact.numel(), PIECE)
-        return float(torch.stack([found(errors(slice(k, k + PIECE))).max() for k in starts]).max()) if starts else 0.0
+        worst = [found(errors(part)).max() for part in _pieces(right)]
+        return float(torch.stack(worst).max()) if worst else 0.0
 
     if truth.scale == "element":
         # Relative to its own size torch's error is huge too where a sum cancels; it must not raise the tolerance of all
@@ -256,46 +259,64 @@ def all_close(
 ) -> bool:  # fmt: skip
     """Return whether ``misses`` finds no wrong element without slack; arguments as there, ``exact`` in fp64."""
     tolerance = tolerance or _tolerance(truth, got.dtype, native, exact.to(torch.float64), size)
-    # ``_within`` takes three kernels, ``_ratio`` two dozen; they differ only where an element is NaN, infinite or wrong.
-    return _every(_within, got, exact, tolerance, size) or _every(_is_right, got, exact, tolerance, size)
+    return _all_within(got, exact, tolerance, size) or _all_right(got, exact, tolerance, size)
 
 
-def _every(
-    passes: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor], got: torch.Tensor, exact: torch.Tensor,
-    tolerance: Tolerance, size: torch.Tensor | None,
-) -> bool:  # fmt: skip
-    """Return whether all elements pass.
+def _all_right(got: torch.Tensor, exact: torch.Tensor, tolerance: Tolerance, size: torch.Tensor | None) -> bool:
+    """Return whether ``misses`` counts no element as wrong.
 
-    It goes through the tensors in pieces: the dozen temporaries of a large result would fill a GPU, and pieces stay in
-    its cache.
+    Like ``_all_within`` it goes through the tensors in pieces: the dozen temporaries of a large result would fill a GPU, and
+    pieces stay in its cache.
 
     Args:
-        passes: gets the answer, the exact answer and the allowed error of some elements, and returns a mask.
         got: the answer.
         exact: the exact answer.
         tolerance: from ``_tolerance``.
         size: as in ``Row``.
     """
-    exact, got = exact.to(torch.float64), got.to(exact.device)
+    given, right, sizes = _flat(got, exact, size)
     scale, factor = tolerance
-    given, right = got.reshape(-1), exact.reshape(-1)
+    found = []
+    for part in _pieces(right):
+        limit = scale.units(right[part], got.dtype, None if sizes is None else sizes[part]).mul_(factor)
+        found.append((_ratio(given[part], right[part], limit) <= 1.0).all())
+    return not found or bool(torch.stack(found).all())
+
+
+def _all_within(got: torch.Tensor, exact: torch.Tensor, tolerance: Tolerance, size: torch.Tensor | None) -> bool:
+    """Return whether the error of every element is within its limit; arguments as for ``_all_right``.
+
+    It takes six kernels for a piece, ``_all_right`` three dozen, and two where no error is larger than the smallest limit. The
+    two functions differ only where an element is NaN, infinite or wrong: NaN and infinity are never within a limit here.
+    """
+    given, right, sizes = _flat(got, exact, size)
+    scale, factor = tolerance
+    by_size, constant = factor * torch.finfo(got.dtype).eps, factor * _least_unit(got.dtype)
+    left = _pieces(right)
+    # A 16-bit result has a tolerance of two roundings at most, so that its largest elements are off by more than this.
+    if left and scale.least and torch.finfo(got.dtype).bits >= 32:
+        worst = [torch.linalg.vector_norm(torch.sub(given[part], right[part]), math.inf) for part in left]
+        small = (torch.stack(worst) <= by_size * scale.least + constant).tolist()
+        left = [part for part, is_small in zip(left, small, strict=True) if not is_small]
+    over = []
+    for part in left:
+        allowed = scale.magnitude(right[part], None if sizes is None else sizes[part])
+        over.append(torch.sub(given[part], right[part]).abs_().sub_(allowed, alpha=by_size).amax())
+    return not over or bool((torch.stack(over) <= constant).all())
+
+
+def _flat(
+    got: torch.Tensor, exact: torch.Tensor, size: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    """Return an answer, the exact answer in fp64 and the sizes of its elements on one device, without their shape."""
+    exact = exact.to(torch.float64)
     sizes = None if size is None else size.expand(exact.shape).reshape(-1)
-    found = [torch.ones((), dtype=torch.bool, device=exact.device)]
-    for start in range(0, exact.numel(), PIECE):
-        part = slice(start, start + PIECE)
-        limits = scale.units(right[part], got.dtype, None if sizes is None else sizes[part]).mul_(factor)
-        found.append(passes(given[part], right[part], limits).all())
-    return bool(torch.stack(found).all())
+    return got.to(exact.device).reshape(-1), exact.reshape(-1), sizes
 
 
-def _is_right(got: torch.Tensor, exact: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
-    """Return the elements that ``misses`` does not count as wrong; arguments as for ``_ratio``."""
-    return _ratio(got, exact, limit) <= 1.0
-
-
-def _within(got: torch.Tensor, exact: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
-    """Return the elements whose error is within the limit. NaN and infinity never are; ``_ratio`` decides about them."""
-    return torch.sub(got, exact).abs_() <= limit
+def _pieces(flat: torch.Tensor) -> list[slice]:
+    """Return the parts of a tensor that are compared at a time."""
+    return [slice(k, k + PIECE) for k in range(0, flat.numel(), PIECE)]
 
 
 def _operations(truth: Close, task: Task, case: Case, expected: Expected) -> float:
@@ -597,10 +618,10 @@ def rule(
         got, exact = _as_judged(truth, got), exact.to(torch.float64)
         limits = partial(_tolerance, truth, got.dtype, native, exact, size)
         tolerance = measured.tolerance(i, got.dtype, limits)
-        if _every(_within, got, exact, tolerance, size):
+        if _all_within(got, exact, tolerance, size):
             continue
         # A result of one piece is compared in full at once: where it is wrong, the same comparison would follow.
-        if exact.numel() > PIECE and _every(_is_right, got, exact, tolerance, size):
+        if exact.numel() > PIECE and _all_right(got, exact, tolerance, size):
             continue
         ratio, wrong = misses(truth, got, exact, native, size=size, tolerance=tolerance)
         if truth.rival is not None and bool(wrong.any()):

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from judge_helper import answer, canaries_fail, draw, make, rule, tf32
 from kbx_env.tasks._varied import LARGE, TINY
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kbx_env.grading import inputs, judge, reference
 from kbx_env.grading.judge import close
@@ -474,6 +475,57 @@ def test_pieces_find_what_the_whole_finds(scale: str, dtype, n: int, seed: int, 
         assert close.all_close(truth, got, exact, native, size) == whole
     finally:
         close.PIECE = old
+
+
+def _one_element_is_seen(device: str, n: int) -> None:
+    """Spoil one element after the other of a right answer whose errors are all smaller than the smallest tolerance."""
+    exact = torch.randn(n, dtype=torch.float64, generator=torch.Generator().manual_seed(n)).to(device)
+    got, truth = exact.to(torch.float32), Close(ulps=16.0)
+    limits = close.declared_tolerance(truth, torch.float32, exact)
+    rms = float(exact.square().mean().sqrt())
+    assert close._all_within(got, exact, limits, None)
+    for at in (0, n // 2, n - 1):
+        right = float(exact[at])
+        step = 16 * torch.finfo(torch.float32).eps * max(abs(right), rms)
+        for value, passes in ((right + 0.9 * step, True), (right - 1.1 * step, False), (math.nan, False), (math.inf, False),
+                              (-math.inf, False)):  # fmt: skip
+            spoilt = got.clone()
+            spoilt[at] = value
+            assert close._all_within(spoilt, exact, limits, None) is passes, (n, at, value)
+            assert close.all_close(truth, spoilt, exact, got, tolerance=limits) is passes, (n, at, value)
+
+
+@pytest.mark.parametrize("n", [1, 2, 33, 1000, 70_001])
+def test_one_wrong_element_is_seen(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(close, "PIECE", 1 << 15)
+    _one_element_is_seen("cpu", n)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [33, 70_001, 5_000_001])
+def test_one_wrong_element_is_seen_on_a_gpu(n: int) -> None:
+    _one_element_is_seen("cuda", n)
+
+
+class _Kernels(TorchDispatchMode):
+    """Counts operations that compute."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype, most", [(torch.float32, 2.2), (torch.bfloat16, 6.2)])
+def test_a_right_result_is_compared_in_few_kernels(dtype: torch.dtype, most: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who judge share a GPU, and each kernel of one keeps the others waiting."""
+    exact = torch.randn(4096, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    limits = close.declared_tolerance(Close(ulps=16.0), dtype, exact)
+    monkeypatch.setattr(close, "PIECE", 64)
+    with _Kernels() as kernels:
+        assert close._all_within(exact.to(dtype), exact, limits, None)
+    assert kernels.count <= most * 64
 
 
 @settings(max_examples=60, deadline=None)
