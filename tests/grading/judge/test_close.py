@@ -507,6 +507,15 @@ def test_one_wrong_element_is_seen_on_a_gpu(n: int) -> None:
     _one_element_is_seen("cuda", n)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 2, 3, 10, 1001])
+def test_a_gpu_finds_the_median_that_the_host_finds(n: int) -> None:
+    for zeros in {0, 1, n // 2, n - 1, n}:
+        sizes = torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(n)) + 0.1
+        sizes[torch.randperm(n)[:zeros]] = 0.0
+        assert float(close._median_above_zero(sizes.cuda())) == float(close._median_above_zero(sizes))
+
+
 class _Kernels(TorchDispatchMode):
     """Counts operations that compute."""
 
