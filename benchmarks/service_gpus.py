@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ if __package__ in (None, ""):
 
 from kbx_env import versions
 from kbx_env.client import Client
+from kbx_env.executor.pools.gpu import uuids_of
 from kbx_env.spec.catalog import expert_source, task_ids
 
 START_SECONDS = 120.0
@@ -41,25 +42,25 @@ PAUSE_SECONDS = 0.2
 """Seconds between two looks for workers to kill."""
 
 
-def workers_on(gpu: str) -> list[int]:
-    """Return the processes of this user that see only this GPU.
+def workers_on(names: Collection[str]) -> list[int]:
+    """Return the processes of this user that see only one GPU.
 
     Args:
-        gpu: its number or UUID, as ``CUDA_VISIBLE_DEVICES`` of a worker names it.
+        names: its number and its UUID; ``CUDA_VISIBLE_DEVICES`` of a worker is one of them.
 
     Returns:
         Process ids.
     """
     found = []
-    wanted = f"CUDA_VISIBLE_DEVICES={gpu}".encode()
+    wanted = {f"CUDA_VISIBLE_DEVICES={name}".encode() for name in names}
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            if entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0"):
+            if entry.name.isdigit() and wanted & set((entry / "environ").read_bytes().split(b"\0")):
                 found.append(int(entry.name))
     return found
 
 
-def lose(gpu: str, at: float, seconds: float, killed: list[int]) -> None:
+def lose(gpu: Collection[str], at: float, seconds: float, killed: list[int]) -> None:
     """Kill all workers of a GPU again and again.
 
     Args:
@@ -141,10 +142,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=160, help="kernels in all")
     parser.add_argument("--backend", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--seed", type=int, default=0, help="of the choice of tasks")
-    parser.add_argument("--lose", metavar="GPU", help="the GPU that fails, as CUDA_VISIBLE_DEVICES of its workers names it")
+    parser.add_argument("--lose", type=int, metavar="GPU", help="number of the GPU that fails")
     parser.add_argument("--at", type=float, default=40.0, help="second at which it fails")
     parser.add_argument("--for", type=float, default=15.0, dest="lost", help="seconds for which it fails")
     a = parser.parse_args(argv)
+    uuids = uuids_of(a.gpus) if a.backend == "cuda" else []
+    if a.lose is not None and not 0 <= a.lose < a.gpus:
+        parser.error(f"--lose takes the number of a GPU, 0 to {a.gpus - 1}, not {a.lose}")
+    lost = [] if a.lose is None else [str(a.lose), *uuids[a.lose : a.lose + 1]]
     tasks = random.Random(a.seed).sample(task_ids(), min(a.count, len(task_ids())))
     command = [sys.executable, "-m", "kbx_env", "serve", "--port", "8399", "--backend", a.backend, "--workers", str(a.workers)]
     command += ["--gpus", str(a.gpus)] if a.backend == "cuda" else []
@@ -155,8 +160,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             with Client("http://127.0.0.1:8399") as service:
                 ready(service, process)
             began, results = time.monotonic(), context.Queue()
-            if a.lose is not None:
-                threading.Thread(target=lose, args=(a.lose, a.at, a.lost, killed), daemon=True).start()
+            if lost:
+                threading.Thread(target=lose, args=(lost, a.at, a.lost, killed), daemon=True).start()
             halves = [tasks[k::2] for k in range(2)]
             clients = [context.Process(target=client, args=("http://127.0.0.1:8399", h, began, results)) for h in halves]
             for one in clients:
@@ -175,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = {
         "environment": versions.environment(a.backend), "gpus": a.gpus, "workers": a.workers, "kernels": len(tasks),
         "seconds": round(max(r[4] for r in rows), 1), "verdicts": dict(verdicts), "killed": len(set(killed)),
-        "repeated": sum(r[3] > 1 for r in rows), "rates": rates([r[4] for r in rows], a.at, a.lost) if a.lose else None,
+        "repeated": sum(r[3] > 1 for r in rows), "rates": rates([r[4] for r in rows], a.at, a.lost) if lost else None,
         "not_correct": [r for r in rows if r[1] != "correct"], "rows": rows, "log": told,
     }  # fmt: skip
     a.out.parent.mkdir(parents=True, exist_ok=True)
