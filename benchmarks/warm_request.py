@@ -91,7 +91,9 @@ def main() -> int:
         if a.workers:
             pool = processes = ProcessPool(a.workers)
             stack.callback(processes.close)
-            processes.ready(READY_SECONDS)
+            if not processes.ready(READY_SECONDS):
+                print(f"warm_request.py: the workers did not start within {READY_SECONDS:.0f} s; see: kbx doctor", file=sys.stderr)
+                return 1
         else:
             pool = InlinePool(stack.enter_context(Grader()).grade)
         for task, source in sources.items():

@@ -6,7 +6,7 @@ import contextlib
 import random
 import time
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -182,13 +182,6 @@ class GradingContext:
             zygote = self.processes.zygote() if self._session is None else self._session.zygote
             self.processes.runner_pool.ahead(zygote, settings_of(self.backend, self.without, self.allows_torch, self.as_published))
 
-    def _await_runner(self) -> None:
-        """Wait until the runner that was started ahead of need has started (CUDA), or the session is abandoned."""
-        spare = self.processes.runner_pool.spare(settings_of(self.backend, self.without, self.allows_torch, self.as_published))
-        if spare is not None:
-            either: tuple[Future[Any], ...] = (spare, self._abandoned)
-            wait(either, return_when=FIRST_COMPLETED)
-
     def open_session(self) -> RunnerSession:
         """Start the session with a runner.
 
@@ -199,14 +192,15 @@ class GradingContext:
             SandboxError: no process can be started.
             GradingAborted: the session was abandoned before.
         """
-        pool = self.processes.runner_pool if self.backend == "cuda" else None
-        if pool is not None:
-            self._await_runner()
-            if self._abandoned.done():  # a proof that fails must not wait for a runner to start
+        zygote, slot = self.processes.zygote(), None
+        if self.backend == "cuda":
+            settings = settings_of(self.backend, self.without, self.allows_torch, self.as_published)
+            slot = self.processes.runner_pool.take(zygote, settings, self._abandoned)
+            if slot is None:  # a proof that fails must not wait for a runner to start
                 raise GradingAborted(Verdict.RUNTIME_ERROR, ABANDONED)
         self._session = RunnerSession(
-            self.processes.zygote(), self.task, self.backend, self.secret, self.options.split, self.options.wall, self.without,
-            self.allows_torch, pool, self.as_published, self.processes.compilers,
+            zygote, self.task, self.backend, self.secret, self.options.split, self.options.wall, self.without,
+            self.allows_torch, slot, self.as_published, self.processes.compilers,
         )  # fmt: skip
         self._session.drawn = {index: args for index, (args, _) in self.drawn.items()}
         self.builder.gpu = self._session.gpu
@@ -216,7 +210,8 @@ class GradingContext:
 
     def abandon_session(self) -> None:
         """End the submission's process, if there is one, or else once it has started: its commands fail from now on."""
-        self._abandoned.set_result(None)
+        if not self._abandoned.done():
+            self._abandoned.set_result(None)
         if self._session is not None:
             self._session.abandon()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -128,30 +128,35 @@ class _Opened:
         self.gpu, self.drawn = None, dict[int, Any]()
 
 
-def _with_spare(context: GradingContext, monkeypatch: pytest.MonkeyPatch, spare: Future[Any]) -> None:
+def _with_runner(context: GradingContext, monkeypatch: pytest.MonkeyPatch, started: Future[Any]) -> None:
     """Give a context a runner that is starting, and let the work beside the proof open the session."""
-    pool = SimpleNamespace(spare=lambda settings: spare)
-    context.processes = SimpleNamespace(runner_pool=pool, zygote=lambda: None, compilers=None)  # type: ignore[assignment]
+
+    def take(zygote: Any, settings: Any, abandoned: Future[None]) -> Any:
+        wait((started, abandoned), return_when=FIRST_COMPLETED)
+        return started.result() if started.done() else None
+
+    context.processes = SimpleNamespace(runner_pool=SimpleNamespace(take=take), zygote=lambda: None, compilers=None)  # type: ignore[assignment]
     monkeypatch.setattr(context_module, "RunnerSession", _Opened)
     monkeypatch.setattr(pipeline, "begin_on_gpu", lambda of: of.open_session())
 
 
 def test_a_proof_that_fails_waits_for_no_runner(context: GradingContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """One wrong kernel right after the other: the next runner takes a second to start, the proof a third of that."""
-    _with_spare(context, monkeypatch, Future())
+    _with_runner(context, monkeypatch, Future())
     _proves(monkeypatch, Verdict.INCORRECT)
     outcome = pipeline.ProveOnCpu().run(context)
     assert outcome is not None and outcome.verdict is Verdict.INCORRECT and context._session is None
+    context.abandon_session()  # again
 
 
 def test_the_work_beside_the_proof_waits_for_its_runner(context: GradingContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    spare: Future[Any] = Future()
-    _with_spare(context, monkeypatch, spare)
+    started: Future[Any] = Future()
+    _with_runner(context, monkeypatch, started)
 
     def proved() -> None:
         time.sleep(0.05)
         assert context._session is None
-        spare.set_result(None)
+        started.set_result("runner")
 
     _proves(monkeypatch, Verdict.CORRECT, proved)
     assert pipeline.ProveOnCpu().run(context) is None

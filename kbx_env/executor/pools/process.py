@@ -224,7 +224,9 @@ class ProcessPool:
         return all(w.wait(max(0.0, until - time.monotonic())) for w in workers if w.alive)
 
     def _put_back(self, worker: _Worker | None) -> None:
-        """Let a worker that has graded have the next request: it has loaded what gradings need, and on a GPU a runner is ready."""
+        """Let a warm worker have the next request. If it has graded, it has loaded what gradings need, and on a GPU its next runner
+        is ready, or starting.
+        """
         if worker is not None and worker.warm:
             self._idle.append(worker)
         else:

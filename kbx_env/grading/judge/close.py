@@ -7,6 +7,7 @@ and no fair order of summation may fail.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -104,11 +105,14 @@ class _Scale:
             sample = right if right.numel() else sample
         # Read at once: other gradings that share a GPU have their turn before each number arrives.
         largest, median, norm = torch.stack([peak, _median_above_zero(sample), torch.linalg.vector_norm(flat)]).tolist()
-        cap = CLIP * median
-        if largest <= cap:
+        cap = min(CLIP * median, sys.float_info.max)
+        if largest <= cap and math.isfinite(norm):
             return cls(norm / math.sqrt(flat.numel()), False, True)
-        squares = torch.stack([_finite_size(part).clamp_max(cap).square().sum() for part in flat.split(PIECE)])
-        return cls(float((squares.sum() / flat.numel()).sqrt()), False, math.isfinite(largest))
+        if not cap:
+            return cls(0.0, False, math.isfinite(largest))
+        # In units of the cap: squares of numbers above 1e154 would be infinite, and so would the tolerance.
+        squares = torch.stack([_finite_size(part).clamp_max(cap).div_(cap).square().sum() for part in flat.split(PIECE)])
+        return cls(cap * float((squares.sum() / flat.numel()).sqrt()), False, math.isfinite(largest))
 
     def magnitude(self, exact: torch.Tensor, size: torch.Tensor | None) -> torch.Tensor:
         """Return the scale of each element, a new tensor in fp64; at least ``least``, also if an element is not finite."""

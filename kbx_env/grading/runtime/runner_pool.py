@@ -12,7 +12,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from kbx_env.device.ipc_grader import IpcReceiver
@@ -88,40 +88,54 @@ class RunnerPool:
             old = self._spare.get(key)
             if self._closed or (old is not None and old[0] is zygote and zygote.alive):
                 return
-            made: Future[RunnerSlot] = Future()
-            self._spare[key] = zygote, made
-        # A thread: the start waits until no grading measures, and the caller has other work meanwhile.
-        threading.Thread(target=_start, args=(made, zygote, dict(settings)), daemon=True).start()
+            self._spare[key] = zygote, _begun(zygote, settings)
         if old is not None:
             _close(old[1])
 
-    def spare(self, settings: Mapping[str, Any]) -> Future[RunnerSlot] | None:
-        """Return the spare with these settings, which may not have started yet; ``None`` if there is none."""
-        with self._lock:
-            spare = self._spare.get(json.dumps(settings, sort_keys=True))
-        return None if spare is None else spare[1]
-
-    def take(self, zygote: Zygote, settings: Mapping[str, Any]) -> RunnerSlot:
-        """Return the spare, or a new runner.
+    def take(
+        self, zygote: Zygote, settings: Mapping[str, Any], abandoned: Future[None] | None = None
+    ) -> RunnerSlot | None:  # fmt: skip
+        """Return the spare, or a new runner, once it has started.
 
         Args:
             zygote: must be the one that forked the spare.
             settings: what ``Zygote.spawn`` takes.
+            abandoned: nobody needs the runner any more once this is done.
 
         Returns:
-            A runner that no submission has seen; the caller closes it.
+            A runner that no submission has seen; the caller closes it. ``None`` if it was abandoned before it had started.
 
         Raises:
             SandboxError: no process can be started.
         """
+        key = json.dumps(settings, sort_keys=True)
         with self._lock:
-            spare = self._spare.pop(json.dumps(settings, sort_keys=True), None)
-        if spare is not None:
-            if spare[0] is zygote and zygote.alive:
-                with contextlib.suppress(SandboxError):
-                    return spare[1].result()
+            spare = self._spare.pop(key, None)
+        if spare is not None and not (spare[0] is zygote and zygote.alive):
             _close(spare[1])
-        return RunnerSlot(zygote, settings)
+            spare = None
+        made = _begun(zygote, settings) if spare is None else spare[1]
+        if not self._has_started(key, zygote, made, abandoned):
+            return None
+        if spare is not None and isinstance(made.exception(), SandboxError):
+            made = _begun(zygote, settings)
+            if not self._has_started(key, zygote, made, abandoned):
+                return None
+        return made.result()
+
+    def _has_started(self, key: str, zygote: Zygote, made: Future[RunnerSlot], abandoned: Future[None] | None) -> bool:
+        """Wait for a runner, and keep it as a spare if it is abandoned before it has started; returns whether it has."""
+        either: tuple[Future[Any], ...] = (made,) if abandoned is None else (made, abandoned)
+        wait(either, return_when=FIRST_COMPLETED)
+        if made.done():
+            return True
+        with self._lock:
+            kept = not self._closed and key not in self._spare
+            if kept:
+                self._spare[key] = zygote, made
+        if not kept:
+            made.add_done_callback(_close)
+        return False
 
     def close(self) -> None:
         """End all spares."""
@@ -129,6 +143,13 @@ class RunnerPool:
             self._closed, kept, self._spare = True, list(self._spare.values()), {}
         for _, made in kept:
             _close(made)
+
+
+def _begun(zygote: Zygote, settings: Mapping[str, Any]) -> Future[RunnerSlot]:
+    """Start a runner in a thread: the start waits until no grading measures, and the caller has other work meanwhile."""
+    made: Future[RunnerSlot] = Future()
+    threading.Thread(target=_start, args=(made, zygote, dict(settings)), daemon=True).start()
+    return made
 
 
 def _start(made: Future[RunnerSlot], zygote: Zygote, settings: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from kbx_env.grading.judge import Answer
 from kbx_env.grading.judge.samples import TURNS
 from kbx_env.grading.runtime.compiler_client import CompilerMaker, KernelCompiler
 from kbx_env.grading.runtime.engine_client import HOST_READS, Engine, EngineError, Facts, Origin, blank, number
-from kbx_env.grading.runtime.runner_pool import RunnerPool, RunnerSlot
+from kbx_env.grading.runtime.runner_pool import RunnerSlot
 from kbx_env.grading.runtime.time_budget import TimeBudget
 from kbx_env.grading.runtime.untrusted import GradingAborted, build, count, pairs, readable, survived
 from kbx_env.grading.runtime.zygote_client import OUTSIDE, Zygote
@@ -132,7 +132,7 @@ class RunnerSession:
         wall: seconds of wall time for the submission.
         without: layers of defence to leave out.
         torch_ops: whether the wrapper may compute in torch.
-        runner_pool: has started runners; by default a new one is started.
+        slot: a runner that has started, with its mailbox, which the session closes; by default it starts one.
         values: whether the wrapper works on the values of tensors, and reads as many as it likes (the paper's grading).
         compilers: makes the compiler of a submission's kernels (CPU tier).
 
@@ -156,7 +156,7 @@ class RunnerSession:
 
     def __init__(
         self, zygote: Zygote, task: Task, backend: str, secret: bytes, split: str, wall: float,
-        without: Collection[DefenceLayer] = (), torch_ops: bool = False, runner_pool: RunnerPool | None = None,
+        without: Collection[DefenceLayer] = (), torch_ops: bool = False, slot: RunnerSlot | None = None,
         values: bool = False, compilers: CompilerMaker = KernelCompiler,
     ) -> None:  # fmt: skip
         self.torch_ops, self.values = torch_ops, values
@@ -166,7 +166,7 @@ class RunnerSession:
         settings = settings_of(backend, without, torch_ops, values)
         self._elsewhere, self._compilers = "elsewhere" in settings, compilers
         self.compiler: KernelCompiler | None = None
-        self._slot = runner_pool.take(zygote, settings) if runner_pool is not None else RunnerSlot(zygote, settings)
+        self._slot = RunnerSlot(zygote, settings) if slot is None else slot
         self.runner, self.mailbox = self._slot.runner, self._slot.mailbox
         reads = HOST_READS if DefenceLayer.HOST not in without and not values else math.inf
         try:

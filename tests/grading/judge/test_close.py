@@ -507,6 +507,18 @@ def test_one_wrong_element_is_seen_on_a_gpu(n: int) -> None:
     _one_element_is_seen("cuda", n)
 
 
+@pytest.mark.parametrize("largest", [1e200, 1e307, 1.7e308])
+def test_huge_numbers_have_a_tolerance_too(largest: float) -> None:
+    """The root-mean-square of numbers above 1e154 was infinite, and then any number was right."""
+    exact = torch.linspace(0.5, 1.0, 8, dtype=torch.float64) * largest
+    truth = Close(ulps=16.0)
+    assert close.all_close(truth, exact.clone(), exact, exact)
+    for wrong in (0.0, exact[3] * (1 + 1e-12), -exact[3], math.inf, math.nan):
+        got = exact.clone()
+        got[3] = wrong
+        assert not close.all_close(truth, got, exact, exact), wrong
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", [1, 2, 3, 10, 1001])
 def test_a_gpu_finds_the_median_that_the_host_finds(n: int) -> None:

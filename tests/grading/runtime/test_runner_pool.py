@@ -6,7 +6,9 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -131,25 +133,57 @@ def test_a_runner_makes_its_context_under_the_shared_lock(monkeypatch: pytest.Mo
     assert events[-1] == "freed"
 
 
-def test_whoever_waits_for_a_spare_sees_it_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = threading.Event()
+class _Slow:
+    """Stands in for a runner that starts when it is told to."""
 
-    class Slow:
-        def __init__(self, zygote: Any, settings: Any) -> None:
-            assert started.wait(10)
+    made: list[_Slow]
+    go: threading.Event
 
-        def close(self) -> None:
-            pass
+    def __init__(self, zygote: Any, settings: Any) -> None:
+        self.closed = False
+        self.made.append(self)
+        assert self.go.wait(10)
 
-    monkeypatch.setattr(runner_pool, "RunnerSlot", Slow)
-    pool, zygote = RunnerPool(), FakeZygote()
-    assert pool.spare(SETTINGS) is None
-    pool.ahead(zygote, SETTINGS)  # type: ignore[arg-type]
-    spare = pool.spare(SETTINGS)
-    assert spare is not None and not spare.done() and pool.spare(SETTINGS | {"torch_ops": True}) is None
-    started.set()
-    assert isinstance(spare.result(10), Slow)
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> type[_Slow]:
+    _Slow.made, _Slow.go = [], threading.Event()
+    monkeypatch.setattr(runner_pool, "RunnerSlot", _Slow)
+    return _Slow
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_runner_that_is_abandoned_before_it_has_started_serves_the_next_grading(slow: type[_Slow], ahead: bool) -> None:
+    pool, zygote, abandoned = RunnerPool(), FakeZygote(), Future[None]()
+    if ahead:
+        pool.ahead(zygote, SETTINGS)  # type: ignore[arg-type]
+    threading.Timer(0.05, abandoned.set_result, [None]).start()
+    assert pool.take(zygote, SETTINGS, abandoned) is None  # type: ignore[arg-type]
+    slow.go.set()
+    assert pool.take(zygote, SETTINGS) is slow.made[0] and len(slow.made) == 1  # type: ignore[arg-type]
     pool.close()
+    assert not slow.made[0].closed
+
+
+def test_of_two_gradings_that_are_abandoned_one_runner_is_kept(slow: type[_Slow]) -> None:
+    """Two threads share a grader: only one of them gets the spare, and the other must not wait for a start either."""
+    pool, zygote, abandoned = RunnerPool(), FakeZygote(), Future[None]()
+    pool.ahead(zygote, SETTINGS)  # type: ignore[arg-type]
+    with ThreadPoolExecutor(2) as threads:
+        taken = [threads.submit(pool.take, zygote, SETTINGS, abandoned) for _ in range(2)]  # type: ignore[arg-type]
+        while len(slow.made) < 2:
+            time.sleep(0.01)
+        abandoned.set_result(None)
+        assert [t.result(5) for t in taken] == [None, None]
+    slow.go.set()
+    until = time.monotonic() + 10
+    while sum(s.closed for s in slow.made) < 1 and time.monotonic() < until:
+        time.sleep(0.01)
+    pool.close()
+    assert [s.closed for s in slow.made] == [True, True]
 
 
 def test_a_process_makes_its_context_only_while_the_gate_is_open() -> None:
