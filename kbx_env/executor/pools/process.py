@@ -197,8 +197,7 @@ class ProcessPool:
             WorkerLost: the worker died, the deadline passed, or the pool is closed.
             UsageError: the grader refuses the request.
         """
-        self._free.acquire()
-        worker = self._idle.pop()
+        worker = self._take()
         try:
             if worker is None or not worker.alive:
                 worker = self._start()
@@ -222,6 +221,16 @@ class ProcessPool:
         with self._lock:
             workers = list(self._all)
         return all(w.wait(max(0.0, until - time.monotonic())) for w in workers if w.alive)
+
+    def _take(self) -> _Worker | None:
+        """Wait for an idle worker and return the one to use next; one that has died only if all idle ones have."""
+        self._free.acquire()
+        for _ in range(self.width):
+            worker = self._idle.pop()
+            if worker is None or worker.alive:
+                return worker
+            self._idle.appendleft(worker)
+        return self._idle.pop()
 
     def _put_back(self, worker: _Worker | None) -> None:
         """Let a warm worker have the next request. If it has graded, it has loaded what gradings need, and on a GPU its next runner
