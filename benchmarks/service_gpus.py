@@ -33,6 +33,7 @@ if __package__ in (None, ""):
 
 from kbx_env import versions
 from kbx_env.client import Client
+from kbx_env.errors import UsageError
 from kbx_env.executor.pools.gpu import uuids_of
 from kbx_env.spec.catalog import expert_source, task_ids
 
@@ -60,11 +61,31 @@ def workers_on(names: Collection[str]) -> list[int]:
     return found
 
 
-def lose(gpu: Collection[str], at: float, seconds: float, killed: list[int]) -> None:
+def names_of(gpu: int, gpus: int, backend: str) -> list[str]:
+    """Return what ``CUDA_VISIBLE_DEVICES`` of the workers on a GPU can be.
+
+    Args:
+        gpu: 0 for the first of those that the service uses.
+        gpus: how many it uses.
+        backend: ``cpu`` or ``cuda``.
+
+    Returns:
+        The GPU's number or name for CUDA, and its UUID.
+
+    Raises:
+        UsageError: the service uses no such GPU, or torch does not find it.
+    """
+    if backend != "cuda" or not 0 <= gpu < gpus:
+        raise UsageError(f"--lose takes the number of a GPU, 0 to {gpus - 1}, and needs --backend cuda; it is {gpu}")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
+    return [*visible.split(",")[gpu : gpu + 1], uuids_of(gpus)[gpu]]
+
+
+def lose(names: Collection[str], at: float, seconds: float, killed: list[int]) -> None:
     """Kill all workers of a GPU again and again.
 
     Args:
-        gpu: as ``workers_on`` takes it.
+        names: of the GPU, as ``workers_on`` takes them.
         at: seconds from now until the first kill.
         seconds: between the first and the last kill.
         killed: receives the process ids.
@@ -72,7 +93,7 @@ def lose(gpu: Collection[str], at: float, seconds: float, killed: list[int]) -> 
     time.sleep(at)
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        for pid in workers_on(gpu):
+        for pid in workers_on(names):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
                 killed.append(pid)
@@ -142,14 +163,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=160, help="kernels in all")
     parser.add_argument("--backend", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--seed", type=int, default=0, help="of the choice of tasks")
-    parser.add_argument("--lose", type=int, metavar="GPU", help="number of the GPU that fails")
+    parser.add_argument("--lose", type=int, metavar="GPU", help="the GPU that fails: 0 for the first of those that are used")
     parser.add_argument("--at", type=float, default=40.0, help="second at which it fails")
     parser.add_argument("--for", type=float, default=15.0, dest="lost", help="seconds for which it fails")
     a = parser.parse_args(argv)
-    uuids = uuids_of(a.gpus) if a.backend == "cuda" else []
-    if a.lose is not None and not 0 <= a.lose < a.gpus:
-        parser.error(f"--lose takes the number of a GPU, 0 to {a.gpus - 1}, not {a.lose}")
-    lost = [] if a.lose is None else [str(a.lose), *uuids[a.lose : a.lose + 1]]
+    try:
+        lost = [] if a.lose is None else names_of(a.lose, a.gpus, a.backend)
+    except UsageError as e:
+        parser.error(str(e))
     tasks = random.Random(a.seed).sample(task_ids(), min(a.count, len(task_ids())))
     command = [sys.executable, "-m", "kbx_env", "serve", "--port", "8399", "--backend", a.backend, "--workers", str(a.workers)]
     command += ["--gpus", str(a.gpus)] if a.backend == "cuda" else []

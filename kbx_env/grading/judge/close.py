@@ -281,10 +281,10 @@ def all_close(
 ) -> bool:  # fmt: skip
     """Return whether ``misses`` finds no wrong element without slack; arguments as there, ``exact`` in fp64."""
     tolerance = tolerance or _tolerance(truth, got.dtype, native, exact.to(torch.float64), size)
-    return _all_within(got, exact, tolerance, size) or _all_right(got, exact, tolerance, size)
+    return _all_within(got, exact, tolerance, size) or _all_correct(got, exact, tolerance, size)
 
 
-def _all_right(got: torch.Tensor, exact: torch.Tensor, tolerance: Tolerance, size: torch.Tensor | None) -> bool:
+def _all_correct(got: torch.Tensor, exact: torch.Tensor, tolerance: Tolerance, size: torch.Tensor | None) -> bool:
     """Return whether ``misses`` counts no element as wrong.
 
     Like ``_all_within`` it goes through the tensors in pieces: the dozen temporaries of a large result would fill a GPU, and
@@ -306,10 +306,10 @@ def _all_right(got: torch.Tensor, exact: torch.Tensor, tolerance: Tolerance, siz
 
 
 def _all_within(got: torch.Tensor, exact: torch.Tensor, tolerance: Tolerance, size: torch.Tensor | None) -> bool:
-    """Return whether the error of every element is within its limit; arguments as for ``_all_right``.
+    """Return whether the error of every element is within its limit; arguments as for ``_all_correct``.
 
-    It takes six kernels for a piece, ``_all_right`` three dozen, and two where no error is larger than the smallest limit. The
-    two functions differ only where an element is NaN, infinite or wrong: NaN and infinity are never within a limit here.
+    A piece takes two kernels where no error is larger than the smallest limit, else six to eight; ``_all_correct`` takes three
+    dozen. The two functions differ only where an element is NaN, infinite or wrong: here NaN and infinity are never within a limit.
     """
     given, right, sizes = _flat(got, exact, size)
     scale, factor = tolerance
@@ -643,7 +643,7 @@ def rule(
         if _all_within(got, exact, tolerance, size):
             continue
         # A result of one piece is compared in full at once: where it is wrong, the same comparison would follow.
-        if exact.numel() > PIECE and _all_right(got, exact, tolerance, size):
+        if exact.numel() > PIECE and _all_correct(got, exact, tolerance, size):
             continue
         ratio, wrong = misses(truth, got, exact, native, size=size, tolerance=tolerance)
         if truth.rival is not None and bool(wrong.any()):

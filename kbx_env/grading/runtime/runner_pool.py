@@ -88,7 +88,7 @@ class RunnerPool:
             old = self._spare.get(key)
             if self._closed or (old is not None and old[0] is zygote and zygote.alive):
                 return
-            self._spare[key] = zygote, _begun(zygote, settings)
+            self._spare[key] = zygote, _start_in_thread(zygote, settings)
         if old is not None:
             _close(old[1])
 
@@ -114,16 +114,16 @@ class RunnerPool:
         if spare is not None and not (spare[0] is zygote and zygote.alive):
             _close(spare[1])
             spare = None
-        made = _begun(zygote, settings) if spare is None else spare[1]
-        if not self._has_started(key, zygote, made, abandoned):
+        made = _start_in_thread(zygote, settings) if spare is None else spare[1]
+        if not self._await_start(key, zygote, made, abandoned):
             return None
         if spare is not None and isinstance(made.exception(), SandboxError):
-            made = _begun(zygote, settings)
-            if not self._has_started(key, zygote, made, abandoned):
+            made = _start_in_thread(zygote, settings)
+            if not self._await_start(key, zygote, made, abandoned):
                 return None
         return made.result()
 
-    def _has_started(self, key: str, zygote: Zygote, made: Future[RunnerSlot], abandoned: Future[None] | None) -> bool:
+    def _await_start(self, key: str, zygote: Zygote, made: Future[RunnerSlot], abandoned: Future[None] | None) -> bool:
         """Wait for a runner, and keep it as a spare if it is abandoned before it has started; returns whether it has."""
         either: tuple[Future[Any], ...] = (made,) if abandoned is None else (made, abandoned)
         wait(either, return_when=FIRST_COMPLETED)
@@ -145,7 +145,7 @@ class RunnerPool:
             _close(made)
 
 
-def _begun(zygote: Zygote, settings: Mapping[str, Any]) -> Future[RunnerSlot]:
+def _start_in_thread(zygote: Zygote, settings: Mapping[str, Any]) -> Future[RunnerSlot]:
     """Start a runner in a thread: the start waits until no grading measures, and the caller has other work meanwhile."""
     made: Future[RunnerSlot] = Future()
     threading.Thread(target=_start, args=(made, zygote, dict(settings)), daemon=True).start()
