@@ -86,10 +86,10 @@ class CompileAhead(AsyncCompileMode):
         return self.future_kernels[key]
 
     def _compile(self, compile_fn: Callable[[], Any]) -> Any:
-        """Compile a kernel and build its launcher.
+        """Compile a kernel and build its launcher, if it needs one of its own (``sandbox.launcher``).
 
-        Before Triton 3.7 the first launch of each signature runs gcc to build a launcher, while others wait for the GPU.
-        Triton caches it; kernels of one signature have one launcher, which the first of them builds.
+        Otherwise its first launch would run gcc, while others wait for the GPU. Triton caches a launcher; kernels of one
+        signature have one, which the first of them builds.
 
         Args:
             compile_fn: compiles the kernel.

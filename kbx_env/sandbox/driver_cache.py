@@ -1,4 +1,4 @@
-"""Triton's driver module, which gcc builds in half a second: the first runner of a zygote keeps a copy for the others."""
+"""What gcc builds for every runner, Triton's driver and the launcher: the first runner of a zygote keeps a copy for the others."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def kept(cache: str, shared: str, build: Callable[[], object]) -> None:
 
     Args:
         cache: folder of Triton's cache of this runner; it must not exist yet.
-        shared: folder of the copy; it exists once a runner has built the driver.
-        build: loads the driver, and builds it if the cache has none.
+        shared: folder of the copy; it exists once a runner has built everything.
+        build: loads what is built, and builds it if the cache has none.
     """
     with contextlib.suppress(OSError):  # the first runner finds none
         shutil.copytree(shared, cache)

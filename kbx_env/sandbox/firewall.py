@@ -120,29 +120,31 @@ _ahead: list[tuple[Log, list[Any]]] = []
 """The log and the handles of ``close_ahead``, if this process or the one that it was forked from has called it."""
 
 
-def close_ahead() -> None:
-    """Replace the kernels of the CPU tier in this process and its later forks, before any of them is a runner.
+def close_ahead(device: str) -> None:
+    """Replace the kernels of this process and its later forks, before any of them is a runner.
 
-    To replace 2,600 kernels takes 0.1 s and copies the pages of torch's tables, so it is not done again in every runner.
-    Afterwards this process cannot compute with torch.
+    To replace 2,600 kernels and more takes 0.1 s and copies the pages of torch's tables, so it is not done again in every
+    runner. Afterwards this process cannot compute with torch.
+
+    Args:
+        device: of the runners, ``cpu`` or ``cuda``.
     """
     log = Log()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that a kernel is replaced
-        _ahead.append((log, _closed("cpu", log)))
+        _ahead.append((log, _closed(device, log)))
 
 
-def closed_ahead(device: str, without: Collection[str]) -> bool:
-    """Return whether a runner may be forked from a process that has called ``close_ahead``.
+def closed_ahead(without: Collection[str]) -> bool:
+    """Return whether a runner may be forked from a process that has called ``close_ahead`` for its device.
 
     Args:
-        device: of the runner.
         without: layers that its firewall leaves out, as ``install`` takes them.
 
     Returns:
         Whether the kernels that ``close_ahead`` replaces are those that its firewall replaces.
     """
-    return device == "cpu" and "firewall" not in without
+    return "firewall" not in without
 
 
 def log_of_runner(reads: float, channel: int | None) -> Log:

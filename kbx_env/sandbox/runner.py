@@ -27,7 +27,7 @@ from kbx_env.device.driver import process_driver
 from kbx_env.device.ipc_runner import IpcSender
 from kbx_env.device.stopwatch import Stopwatch
 from kbx_env.protocol import wire
-from kbx_env.sandbox import driver_cache, firewall, limits, noop_stubs
+from kbx_env.sandbox import compile_cache, driver_cache, firewall, launcher, limits, noop_stubs, specialised
 from kbx_env.sandbox.clock_guard import ClockGuard
 from kbx_env.sandbox.compile_errors import locate
 from kbx_env.sandbox.fake_cuda import driver
@@ -83,10 +83,12 @@ class Runner:
             # Also before confinement: CUDA IPC connects through sockets that a confined process cannot reach.
             self.mail = _mail(handle)
             quick_launchers()
+            compile_cache.install()
+            specialised.keep_contexts()
             # On first use; do it now, while the runner waits for its submission.
             with contextlib.suppress(Exception):  # the first launch reports an error
                 shared = os.path.join(os.path.dirname(self.folder), "driver")
-                driver_cache.kept(triton.knobs.cache.dir, shared, lambda: triton.runtime.driver.active.utils)
+                driver_cache.kept(triton.knobs.cache.dir, shared, _load_driver)
         if "kernel" not in without:
             # The folder of this runner lies in a folder of its zygote, which lies in the one of the grader.
             confine(self.folder, unhidden(os.path.dirname(os.path.dirname(self.folder))))
@@ -394,6 +396,12 @@ class Runner:
 _NUMBERS = (bool, int, float)
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 """Subclasses are refused: they would run their own code when the runner inspects them."""
+
+
+def _load_driver() -> None:
+    """Load Triton's driver and the launcher of kernels, and build them if Triton's cache has none."""
+    triton.runtime.driver.active.utils  # noqa: B018  # loads it
+    launcher.install()
 
 
 def _mail(handle: str | None) -> IpcSender:

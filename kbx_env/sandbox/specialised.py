@@ -6,13 +6,14 @@ import hashlib
 import inspect
 import math
 import re
+import threading
 from collections.abc import Mapping
 from typing import Any
 
 import triton.language as tl
 from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, compiler
 from triton.compiler.code_generator import CodeGenerator
 from triton.language.core import base_type, base_value, is_builtin
 from triton.language.semantic import TritonSemantic
@@ -117,6 +118,33 @@ def context_of(backend: Any, target: GPUTarget) -> Any:
         ir.load_dialects(context)
         backend.load_dialects(context)
     return _CONTEXTS[target.backend]
+
+
+class _ThreadContexts:
+    """Stands for the compiler's module ``ir`` where kernels are compiled from the source to the binary."""
+
+    def __init__(self) -> None:
+        self._of_thread = threading.local()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(ir, name)
+
+    def context(self) -> Any:
+        """Return the context of this thread."""
+        if not hasattr(self._of_thread, "context"):
+            self._of_thread.context = ir.context()
+            ir.load_dialects(self._of_thread.context)
+        return self._of_thread.context
+
+    def load_dialects(self, context: Any) -> None:
+        """Load Triton's dialects into a context, unless it is this thread's, which has them."""
+        if context is not getattr(self._of_thread, "context", None):
+            ir.load_dialects(context)
+
+
+def keep_contexts() -> None:
+    """Have each thread compile all its kernels for a GPU in one context (this process, for good): see ``context_of``."""
+    compiler.ir = _ThreadContexts()
 
 
 def ttir_of(source: ASTSource, backend: Any, options: Any, target: GPUTarget) -> str:

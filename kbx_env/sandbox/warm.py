@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import tempfile
 
 import torch
@@ -10,6 +12,7 @@ import triton.language as tl
 import triton.tools.tensor_descriptor  # noqa: F401  # Triton 3.6 imports it at the first launch
 from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
+from triton.runtime import build
 
 from kbx_env.sandbox import firewall, specialised
 from kbx_env.sandbox.fake_cuda.driver import TARGETS
@@ -27,6 +30,9 @@ def warm(target: str = "sm_90") -> None:
     firewall.warm()
     torch.broadcast_shapes((1,), (1,))  # half of all kernels call it, and it imports 500 modules
     specialised.context_of(make_backend(TARGETS[target]), TARGETS[target])
+    with contextlib.suppress(Exception):  # Triton runs two programs for these, or finds no CUDA driver
+        build.platform_key()
+        importlib.import_module("triton.backends.nvidia.driver").library_dirs()
     kept = triton.knobs.cache.dir
     with tempfile.TemporaryDirectory() as folder:
         triton.knobs.cache.dir = folder

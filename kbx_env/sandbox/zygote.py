@@ -1,6 +1,6 @@
 """The warm parent of all runners (the zygote): it has torch and triton imported and forks one runner per request.
 
-Most runners of the CPU tier are forks of a fork (``ClosedFork``), in which torch's kernels are replaced already.
+Most runners are forks of a fork (``ClosedFork``), one for each kind of device, in which torch's kernels are replaced already.
 
 Started as ``python -m kbx_env.sandbox.zygote FD FOLDER``. It never initialises CUDA, so its forks may. Processes that a
 submission leaves behind when its runner ends become children of the zygote, which kills them.
@@ -152,7 +152,7 @@ def _never_back(serve: Callable[[], None]) -> Callable[[], None]:
 
 
 class ClosedFork:
-    """A fork of the zygote in which torch cannot compute any more: the parent of most runners of the CPU tier.
+    """A fork of the zygote in which torch cannot compute any more: the parent of most runners of one kind of device.
 
     To replace torch's kernels takes longer than the rest of a runner's start, so it is done once, here. Like the zygote, this
     process runs no code of a submission. The zygote passes on the requests for its runners.
@@ -160,6 +160,7 @@ class ClosedFork:
     Args:
         children: of the zygote.
         leave: closes in the fork what is open in the zygote.
+        device: of the runners, ``cpu`` or ``cuda``.
 
     Attributes:
         pid: its process id.
@@ -167,7 +168,7 @@ class ClosedFork:
         socket: takes requests.
     """
 
-    def __init__(self, children: Children, leave: Callable[[], Any]) -> None:
+    def __init__(self, children: Children, leave: Callable[[], Any], device: str) -> None:
         self.runners = set[int]()
         self.socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 
@@ -178,7 +179,7 @@ class ClosedFork:
             self.socket.close()
             from kbx_env.sandbox import firewall
 
-            firewall.close_ahead()
+            firewall.close_ahead(device)
             gc.collect()
             gc.freeze()
             Server(other, closes=False).serve()
@@ -219,7 +220,7 @@ class Server:
 
     def __init__(self, control: socket.socket, *, closes: bool) -> None:
         self._control, self._closes, self._children = control, closes, Children()
-        self._closed: ClosedFork | None = None
+        self._closed: dict[str, ClosedFork] = {}
         self._lost = set[int]()
 
     def serve(self) -> None:
@@ -240,12 +241,13 @@ class Server:
     def _answer(self, message: bytes, fds: Sequence[int]) -> int:
         settings = json.loads(message)
         pid = int(settings.get("end", settings.get("fate", 0)))
-        if pid and self._closed is not None and pid in self._closed.runners:
-            answer = self._closed.ask(message)
+        device = next((d for d, fork in self._closed.items() if pid in fork.runners), None)
+        if device is not None:
+            answer = self._closed[device].ask(message)
             if answer is not None:
-                self._closed.runners -= {pid} if "end" in settings else set()
+                self._closed[device].runners -= {pid} if "end" in settings else set()
                 return answer
-            self._lose()
+            self._lose(device)
         if pid in self._lost:  # the zygote adopts the runners of a parent that was killed from outside, and kills them
             self._children.reap()
             self._lost -= {pid} if "end" in settings else set()
@@ -256,40 +258,39 @@ class Server:
             return self._children.fate(pid, FATE_SECONDS)
         self._children.reap()
         if self._closes and self._may_close(settings):
-            return self._fork_closed(message, fds)
+            return self._fork_closed("cuda" if settings.get("device") == "cuda" else "cpu", message, fds)
         return self._children.fork(_never_back(lambda: self._become(settings, fds)))
 
     @staticmethod
     def _may_close(settings: Mapping[str, Any]) -> bool:
         from kbx_env.sandbox import firewall, runner
 
-        return "role" not in settings and firewall.closed_ahead(str(settings.get("device", "cpu")), runner.left_out(settings))
+        return "role" not in settings and firewall.closed_ahead(runner.left_out(settings))
 
-    def _fork_closed(self, message: bytes, fds: Sequence[int]) -> int:
-        if self._closed is None:
-            self._closed = ClosedFork(self._children, lambda: self._leave(fds))
-        answer = self._closed.ask(message, fds)
+    def _fork_closed(self, device: str, message: bytes, fds: Sequence[int]) -> int:
+        if device not in self._closed:
+            self._closed[device] = ClosedFork(self._children, lambda: self._leave(fds), device)
+        answer = self._closed[device].ask(message, fds)
         if answer is None:
-            self._lose()
+            self._lose(device)
             return -errno.EAGAIN
         if answer > 0:
             self._lost.discard(answer)
-            self._closed.runners.add(answer)
+            self._closed[device].runners.add(answer)
         return answer
 
-    def _lose(self) -> None:
-        """Give up the closed fork, which has ended, and with it its runners."""
-        assert self._closed is not None
-        self._lost |= self._closed.runners
-        self._closed.socket.close()
-        self._children.end(self._closed.pid)
-        self._closed = None
+    def _lose(self, device: str) -> None:
+        """Give up a closed fork, which has ended, and with it its runners."""
+        fork = self._closed.pop(device)
+        self._lost |= fork.runners
+        fork.socket.close()
+        self._children.end(fork.pid)
 
     def _leave(self, fds: Sequence[int] = ()) -> None:
         """Close in a fork the sockets on which processes are asked for, and some file descriptors."""
         self._control.close()
-        if self._closed is not None:
-            self._closed.socket.close()
+        for fork in self._closed.values():
+            fork.socket.close()
         for fd in fds:
             os.close(fd)
 

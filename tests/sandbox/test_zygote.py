@@ -53,6 +53,13 @@ def test_runners_that_close_torch_share_a_parent_that_has_closed_it(zygote: Zygo
         assert _parent(_parent(first.pid)) == zygote._process.pid
 
 
+def test_runners_of_a_gpu_have_a_parent_of_their_own_that_has_closed_torch(zygote: Zygote) -> None:
+    # Without a GPU this runner ends as soon as it starts the driver.
+    with _spawned(zygote, **PLAIN) as runner, zygote.spawn(**PLAIN | {"device": "cuda"}) as on_gpu:
+        assert _name(_parent(on_gpu.pid)) == "kbx-closed" and _parent(on_gpu.pid) != _parent(runner.pid)
+        assert _parent(_parent(on_gpu.pid)) == zygote._process.pid
+
+
 @pytest.mark.parametrize(
     "settings", [PLAIN | {"torch_ops": True}, PLAIN | {"values": True}, PLAIN | {"without": ["firewall"]}, {"role": "engine"},
                  {"role": "compiler"}]  # fmt: skip
