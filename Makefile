@@ -39,7 +39,7 @@ demo: $(DEMO_STAMP)
 	@echo "replay: recorded answers to a few tasks, with typical mistakes; the page of a task says what is wrong with each."
 	@echo "Nothing is timed on the CPU: speedups need a GPU (--backend cuda), --estimate h200 adds estimates."
 
-# The default tier: 6 to 9 minutes on 2 cores. tests/helpers/tiers.py says what it leaves out.
+# The default tier: 5 minutes on 2 cores. tests/helpers/tiers.py says what it leaves out.
 test: $(STAMP)
 	$(PYTEST) -n 2 $(PYTEST_ARGS)
 

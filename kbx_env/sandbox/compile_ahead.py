@@ -88,8 +88,8 @@ class CompileAhead(AsyncCompileMode):
     def _compile(self, compile_fn: Callable[[], Any]) -> Any:
         """Compile a kernel and build its launcher, if it needs one of its own (``sandbox.launcher``).
 
-        Otherwise its first launch would run gcc, while others wait for the GPU. Triton caches a launcher; kernels of one
-        signature have one, which the first of them builds.
+        Without this the first launch of such a kernel would run gcc, while others wait for the GPU. Triton caches the launcher;
+        kernels of one signature have one, which the first of them builds.
 
         Args:
             compile_fn: compiles the kernel.

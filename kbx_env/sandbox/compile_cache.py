@@ -13,15 +13,15 @@ from triton.runtime.cache import FileCacheManager
 class RunnerCache(FileCacheManager):
     """Writes each of a kernel's eight files in fewer steps than Triton, which makes and removes a folder for each.
 
-    All threads that compile wait for Python's lock meanwhile. A file still appears at once and whole: two threads may build the
-    same launcher, and one has loaded it when the other is done.
+    While one thread does this in Python, the others that compile wait for Python's lock. A file still appears at once and whole:
+    two threads may build the same launcher, and one has loaded it when the other is done.
     """
 
     def put(self, data: Any, filename: str, binary: bool = True) -> str:
         """Write a file.
 
         Args:
-            data: bytes, or what is text as a string.
+            data: bytes, or an object whose ``str`` is the text.
             filename: without its folder.
             binary: not used, as in Triton.
 

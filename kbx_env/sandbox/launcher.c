@@ -1,12 +1,15 @@
 /* Launches a kernel of any signature (kbx_env/sandbox/launcher.py).
 
    launch(types, grid_x, grid_y, grid_z, stream, function, cooperative, dependent, global_scratch, profile_scratch,
-          (warps, blocks_of_a_cluster, shared_bytes), metadata, before, after, *arguments)
+          (warps, cluster, shared_bytes), metadata, enter_hook, exit_hook, *arguments)
 
-   types has one letter for each argument: P for a pointer, x for a constant that the kernel does not take, e t f d for
-   floats of 16 (fp16, bf16), 32 and 64 bits, and for integers the letter of Python's PyArg_Parse: b h i L, B H I K. The
-   letters of a tuple stand in brackets. Arguments, hooks and errors are treated as by the launchers that Triton 3.6
-   builds. */
+   types has one letter for each argument: P for a pointer; x for a constant, which the kernel does not take; e for fp16,
+   t for bf16, f for fp32, d for fp64; for an integer the letter of Python's PyArg_Parse, b h i L or B H I K. The letters
+   of a tuple stand in brackets. dependent: the kernel may begin before the one before it has ended (programmatic dependent
+   launch). cluster: thread blocks of a cluster.
+
+   Arguments, hooks and errors are treated as by the launchers that Triton 3.6 builds, but an argument that does not fit
+   into its type always ends the launch. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -15,7 +18,11 @@
 
 #include "cuda.h"
 
-#define FIXED 14
+enum {
+  TYPES, GRID_X, GRID_Y, GRID_Z, STREAM, FUNCTION, COOPERATIVE, DEPENDENT, GLOBAL_SCRATCH, PROFILE_SCRATCH,
+  SIZES, METADATA, ENTER_HOOK, EXIT_HOOK, FIXED
+};
+
 #define MOST_VALUES 514 /* MOST_ARGUMENTS of launcher.py, and both scratch buffers */
 #define LARGEST_PORTABLE_CLUSTER 8
 
@@ -74,13 +81,13 @@ static bool read_pointer(PyObject *given, int index, CUdeviceptr *out) {
   Py_DECREF(address);
   if (PyErr_Occurred()) return false;
   if (!*out) return true;
-  CUdeviceptr seen = 0;
-  CUresult code = cuPointerGetAttribute(&seen, CU_POINTER_ATTRIBUTE_DEVICE_POINTER, *out);
+  CUdeviceptr on_device = 0;
+  CUresult code = cuPointerGetAttribute(&on_device, CU_POINTER_ATTRIBUTE_DEVICE_POINTER, *out);
   if (code == CUDA_ERROR_INVALID_VALUE) {
     PyErr_Format(PyExc_ValueError, "Pointer argument (at %d) cannot be accessed from Triton (cpu tensor?)", index);
     return false;
   }
-  *out = seen;
+  *out = on_device;
   return !failed(code);
 }
 
@@ -122,7 +129,10 @@ static bool read_values(const char **types, char end, PyObject *const *given, Py
         return false;
       }
       (*types)++;
-      if (!read_values(types, ')', PySequence_Fast_ITEMS(given[i]), PyTuple_GET_SIZE(given[i]), out)) return false;
+      if (Py_EnterRecursiveCall(" while the arguments of a kernel are read")) return false;
+      bool read = read_values(types, ')', PySequence_Fast_ITEMS(given[i]), PyTuple_GET_SIZE(given[i]), out);
+      Py_LeaveRecursiveCall();
+      if (!read) return false;
       continue;
     }
     if (out->count == MOST_VALUES - 2) {
@@ -174,26 +184,26 @@ static CUresult enqueue(CUlaunchConfig *config, CUfunction function, void **para
   return cuLaunchKernelEx(config, function, parameters, NULL);
 }
 
-static PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-  if (count < FIXED || !PyBytes_Check(args[0])) return PyErr_Format(PyExc_TypeError, "launch takes %d arguments and more", FIXED);
+static bool run(PyObject *const *args, Py_ssize_t count) {
   int x, y, z, warps, cluster, shared, cooperative, dependent;
   unsigned long long stream, function;
-  if (!has_context() || !PyArg_Parse(args[1], "i", &x) || !PyArg_Parse(args[2], "i", &y) || !PyArg_Parse(args[3], "i", &z) ||
-      !PyArg_Parse(args[4], "K", &stream) || !PyArg_Parse(args[5], "K", &function) || !PyArg_Parse(args[6], "p", &cooperative) ||
-      !PyArg_Parse(args[7], "p", &dependent) || !PyArg_Parse(args[10], "(iii)", &warps, &cluster, &shared))
-    return NULL;
-  PyObject *metadata = args[11], *before = args[12], *after = args[13];
-  if (!call_hook(before, metadata)) return NULL;
+  if (!has_context() || !PyArg_Parse(args[GRID_X], "i", &x) || !PyArg_Parse(args[GRID_Y], "i", &y) ||
+      !PyArg_Parse(args[GRID_Z], "i", &z) || !PyArg_Parse(args[STREAM], "K", &stream) ||
+      !PyArg_Parse(args[FUNCTION], "K", &function) || !PyArg_Parse(args[COOPERATIVE], "p", &cooperative) ||
+      !PyArg_Parse(args[DEPENDENT], "p", &dependent) || !PyArg_Parse(args[SIZES], "(iii)", &warps, &cluster, &shared))
+    return false;
 
   Parameters given;
-  given.count = given.seen = 0;
   void *parameters[MOST_VALUES];
-  const char *types = PyBytes_AS_STRING(args[0]);
-  if (!read_values(&types, 0, args + FIXED, count - FIXED, &given)) return NULL;
-  for (int k = 8; k <= 9; k++) /* every kernel takes both scratch buffers */
-    if (!read_pointer(args[k], -1, &given.values[given.count++].pointer)) return NULL;
+  const char *types = PyBytes_AS_STRING(args[TYPES]);
+  given.count = given.seen = 0;
+  if (!read_values(&types, 0, args + FIXED, count - FIXED, &given)) return false;
+  /* Every kernel takes both scratch buffers. */
+  if (!read_pointer(args[GLOBAL_SCRATCH], -1, &given.values[given.count++].pointer)) return false;
+  if (!read_pointer(args[PROFILE_SCRATCH], -1, &given.values[given.count++].pointer)) return false;
   for (int i = 0; i < given.count; i++) parameters[i] = &given.values[i];
 
+  if (!call_hook(args[ENTER_HOOK], args[METADATA])) return false;
   if (x > 0 && y > 0 && z > 0) {
     CUlaunchConfig config;
     CUresult code;
@@ -205,9 +215,17 @@ static PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t count)
     Py_BEGIN_ALLOW_THREADS;
     code = enqueue(&config, (CUfunction)(uintptr_t)function, parameters, cluster, cooperative, dependent);
     Py_END_ALLOW_THREADS;
-    if (failed(code)) return NULL;
+    if (failed(code)) return false;
   }
-  if (!call_hook(after, metadata)) return NULL;
+  return call_hook(args[EXIT_HOOK], args[METADATA]);
+}
+
+static PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+  if (count < FIXED || !PyBytes_Check(args[TYPES])) return PyErr_Format(PyExc_TypeError, "launch takes %d arguments and more", FIXED);
+  Py_INCREF(args[TYPES]); /* what an argument's data_ptr runs may let go of it */
+  bool launched = run(args, count);
+  Py_DECREF(args[TYPES]);
+  if (!launched) return NULL;
   Py_RETURN_NONE;
 }
 

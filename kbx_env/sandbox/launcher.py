@@ -1,7 +1,7 @@
 """One launcher for kernels of every signature (CUDA, Triton 3.6).
 
-Triton 3.6 has gcc build a launcher for each signature: four in a grading, 0.1 s of a core each, as much as compiling a kernel.
-``launcher.c`` reads the types of the arguments when it launches, as Triton's own launcher does from 3.7 on.
+Triton 3.6 has gcc build a launcher for each signature: four in a grading, 0.2 s of a core each. ``launcher.c`` reads the types of
+the arguments when it launches, as Triton's own launcher does from 3.7 on, where nothing is replaced.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from triton.runtime import build
 SOURCE = Path(__file__).with_suffix(".c")
 NAME = "kbx_launcher"
 MOST_ARGUMENTS = 512
-"""Arguments of one kernel that ``launcher.c`` takes, those in tuples included."""
-_OF_TRITON = "__triton_launcher"
+"""Arguments of one kernel that ``launcher.c`` takes, those in tuples and the brackets of tuples included."""
+_TRITONS_NAME = "__triton_launcher"
 _ARGUMENTS = "iiiKKppOOOOOO"
-"""What a launcher of Triton 3.6 takes before the kernel's arguments, as ``PyArg_ParseTuple`` names it."""
+"""What a launcher of Triton 3.6 takes before the kernel's arguments, as ``PyArg_ParseTuple`` names it. Another Triton does not have
+this text, and keeps its launcher."""
 _LETTERS = {
     "constexpr": "x", "i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "L", "u1": "B", "u8": "B", "u16": "H", "u32": "I",
     "u64": "K", "fp16": "e", "bf16": "t", "fp32": "f", "f32": "f", "fp64": "d",
@@ -56,7 +57,7 @@ def letters_of(signature: Iterable[Any]) -> Letters | None:
     return letters if len(letters) <= MOST_ARGUMENTS else None
 
 
-def built(**options: Any) -> Any:
+def build_launcher(**options: Any) -> Any:
     """Build ``launcher.c``, or load it from Triton's cache.
 
     Args:
@@ -78,14 +79,14 @@ def install() -> None:
         return
     source_of: Callable[..., str] = driver.make_launcher
     compiled: Callable[..., Any] = driver.compile_module_from_src
-    launch = built(library_dirs=driver.library_dirs(), include_dirs=driver.include_dirs, libraries=driver.libraries).launch
+    launch = build_launcher(library_dirs=driver.library_dirs(), include_dirs=driver.include_dirs, libraries=driver.libraries).launch
 
     def make_launcher(constants: Any, signature: Any, tensordesc_meta: Any) -> str:
         letters = letters_of(signature.values())
         return source_of(constants, signature, tensordesc_meta) if letters is None else letters
 
     def compile_module_from_src(src: str, name: str, **options: Any) -> Any:
-        if name == _OF_TRITON and isinstance(src, Letters):
+        if name == _TRITONS_NAME and isinstance(src, Letters):
             return types.SimpleNamespace(launch=functools.partial(launch, src.encode()))
         return compiled(src=src, name=name, **options)
 

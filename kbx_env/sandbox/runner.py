@@ -401,7 +401,8 @@ _TENSORS = (torch.Tensor, torch.nn.Parameter)
 def _load_driver() -> None:
     """Load Triton's driver and the launcher of kernels, and build them if Triton's cache has none."""
     triton.runtime.driver.active.utils  # noqa: B018  # loads it
-    launcher.install()
+    with contextlib.suppress(Exception):  # Triton builds launchers of its own then
+        launcher.install()
 
 
 def _mail(handle: str | None) -> IpcSender:

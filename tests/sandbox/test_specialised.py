@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -32,9 +33,8 @@ def _products(a, b, c, k, SIZE: tl.constexpr):
     tl.store(c + r * SIZE + s, total)
 
 
-def _compiled(folder: Path) -> list[dict[str, object]]:
-    """Compile several kernels, between them one that cannot be compiled, and return their texts."""
-    triton.knobs.cache.dir = str(folder)
+def _compiled() -> list[dict[str, object]]:
+    """Compile several kernels, between them two that cannot be compiled, and return their texts."""
     found = []
     for size in (32, 3, 64):
         rows = {"x": "*fp16", "y": "*fp16", "n": "i32", "BLOCK": "constexpr"}
@@ -51,10 +51,14 @@ def _compiled(folder: Path) -> list[dict[str, object]]:
 
 def test_one_context_gives_the_same_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(compiler, "ir", compiler.ir)  # put back afterwards
-    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
-    plain = _compiled(tmp_path / "plain")
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path / "plain"))
+    plain = _compiled()
     specialised.keep_contexts()
-    assert _compiled(tmp_path / "kept") == plain
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path / "kept"))
+    monkeypatch.setattr(triton.knobs.compilation, "always_compile", True)
+    assert _compiled() == plain
+    with ThreadPoolExecutor(4) as threads:
+        assert all(found == plain for found in threads.map(lambda _: _compiled(), range(4)))
     assert compiler.ir.context() is compiler.ir.context()
 
 

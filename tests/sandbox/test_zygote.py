@@ -15,10 +15,13 @@ import pytest
 from kbx_env.errors import SandboxError
 from kbx_env.grading.grader import Grader
 from kbx_env.grading.runtime.zygote_client import OUTSIDE, Runner, Zygote
+from kbx_env.sandbox import firewall
 from kbx_env.spec.catalog import expert_source
 
 PLAIN: dict[str, Any] = {"device": "cpu", "without": [], "torch_ops": False}
 """Settings of a runner of the CPU tier with all layers."""
+ON_GPU: dict[str, Any] = PLAIN | {"device": "cuda"}
+"""The same on a GPU."""
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +58,15 @@ def test_runners_that_close_torch_share_a_parent_that_has_closed_it(zygote: Zygo
 
 def test_runners_of_a_gpu_have_a_parent_of_their_own_that_has_closed_torch(zygote: Zygote) -> None:
     # Without a GPU this runner ends as soon as it starts the driver.
-    with _spawned(zygote, **PLAIN) as runner, zygote.spawn(**PLAIN | {"device": "cuda"}) as on_gpu:
-        assert _name(_parent(on_gpu.pid)) == "kbx-closed" and _parent(on_gpu.pid) != _parent(runner.pid)
-        assert _parent(_parent(on_gpu.pid)) == zygote._process.pid
+    with _spawned(zygote, **PLAIN) as runner, zygote.spawn(**ON_GPU) as on_gpu:
+        of_gpu = _parent(on_gpu.pid)
+        assert _name(of_gpu) == "kbx-closed" and of_gpu != _parent(runner.pid)
+        assert _parent(of_gpu) == zygote._process.pid
+        os.kill(of_gpu, signal.SIGKILL)
+        with pytest.raises(SandboxError, match="could not start"):
+            while True:  # a request that was sent before it died may still be answered
+                zygote.spawn(**ON_GPU).close()
+        assert runner.fate() is None, "the runners of the other device live on"
 
 
 @pytest.mark.parametrize(
@@ -70,10 +79,19 @@ def test_who_needs_torch_is_forked_from_the_zygote_itself(zygote: Zygote, settin
         assert (_parent(process.pid) == zygote._process.pid) is not closed
 
 
+def test_a_runner_of_another_device_than_that_for_which_torch_is_closed_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = firewall.Log()
+    monkeypatch.setattr(firewall, "_ahead", [("cpu", log, [])])
+    with pytest.raises(RuntimeError, match="torch was closed for cpu, and this is a runner of cuda"):
+        firewall.install("cuda", log)
+
+
 @pytest.mark.parametrize("settings", [PLAIN, PLAIN | {"torch_ops": True}, {"role": "compiler"}])
 def test_a_process_holds_no_socket_on_which_others_are_asked_for(zygote: Zygote, settings: dict[str, Any]) -> None:
-    with _spawned(zygote, **PLAIN), _spawned(zygote, **settings) as process:  # the first one starts the closed fork
+    # The first two start the closed forks.
+    with zygote.spawn(**ON_GPU) as on_gpu, _spawned(zygote, **PLAIN) as runner, _spawned(zygote, **settings) as process:
         assert _sockets(process.pid) == 1  # its own, to the grader
+        assert _sockets(_parent(runner.pid)) == _sockets(_parent(on_gpu.pid)) == 1  # to the zygote
 
 
 def test_a_closed_fork_that_is_killed_takes_its_runners_along_and_is_replaced(zygote: Zygote) -> None:
@@ -90,8 +108,8 @@ def test_a_closed_fork_that_is_killed_takes_its_runners_along_and_is_replaced(zy
 
 def test_all_forks_end_with_the_zygote() -> None:
     zygote = Zygote()
-    with _spawned(zygote, **PLAIN) as runner:
-        pids = [runner.pid, _parent(runner.pid)]
+    with _spawned(zygote, **PLAIN) as runner, zygote.spawn(**ON_GPU) as on_gpu:
+        pids = [runner.pid, _parent(runner.pid), _parent(on_gpu.pid)]
         zygote.close()
         until = time.monotonic() + 10
         while any(map(_lives, pids)) and time.monotonic() < until:
@@ -101,8 +119,8 @@ def test_all_forks_end_with_the_zygote() -> None:
 
 def test_a_closed_fork_ends_with_a_zygote_that_is_killed() -> None:
     zygote = Zygote()
-    with _spawned(zygote, **PLAIN) as runner:
-        pids = [runner.pid, _parent(runner.pid)]
+    with _spawned(zygote, **PLAIN) as runner, zygote.spawn(**ON_GPU) as on_gpu:
+        pids = [runner.pid, _parent(runner.pid), _parent(on_gpu.pid)]
         zygote._process.kill()
         until = time.monotonic() + 10
         while any(map(_lives, pids)) and time.monotonic() < until:
