@@ -15,8 +15,10 @@ import functools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from kbx_env.grading import gpu_turns
@@ -346,61 +348,88 @@ def _full_rank(rows: Iterable[int], columns: int) -> bool:
         rows: the bits of each row as an integer. No more of them are read than it takes to reach the rank.
         columns: number of columns.
     """
-    basis: dict[int, int] = {}
+    basis, missing = [0] * (columns + 1), columns  # by the place of their highest bit
     for row in rows:
         while row:
-            top = row.bit_length()
-            if top not in basis:
-                basis[top] = row
+            found = basis[row.bit_length()]
+            if not found:
+                basis[row.bit_length()] = row
+                missing -= 1
                 break
-            row ^= basis[top]
-        if len(basis) == columns:
+            row ^= found
+        if not missing:
             return True
     return False
 
 
-def dependent(bits: torch.Tensor) -> str | None:
+def draw_blocks(values: torch.Tensor, seed: int) -> tuple[torch.Tensor, list[int]]:
+    """Draw the blocks for ``dependent``: for each length a matrix with so many columns and ``SPARE`` rows more, anywhere in a line.
+
+    They are one tensor, because each reading makes the host wait for a GPU.
+
+    Args:
+        values: the line, one axis.
+        seed: decides where the blocks begin.
+
+    Returns:
+        The values of all blocks, one block after the other; and their lengths, as many of ``PERIODS`` as the line has room for.
+    """
+    periods = [period for period in PERIODS if (period + SPARE) * period <= values.numel()]
+    draw = torch.Generator().manual_seed(seed)
+    parts = [values[:0]]
+    for period in periods:
+        size = (period + SPARE) * period
+        start = int(torch.randint(0, values.numel() - size + 1, (1,), generator=draw))
+        parts.append(values[start : start + size])
+    return torch.cat(parts), periods
+
+
+def dependent(bits: npt.NDArray[Any], periods: Iterable[int]) -> str | None:
     """Test whether some bits of every block are an XOR of others, by the rank of blocks over GF(2).
 
     Args:
-        bits: zeros and ones, one axis.
+        bits: zeros and ones, those of the values of ``draw_blocks``.
+        periods: the lengths, from there.
 
     Returns:
         The length of such blocks as a text; ``None`` if there are none.
     """
-    n = bits.numel()
-    draw = torch.Generator().manual_seed(int(bits.sum()) * 65537 + n)
-    for period in PERIODS:
-        rows = period + SPARE
-        if rows * period > n:
-            break
-        start = int(torch.randint(0, n - rows * period + 1, (1,), generator=draw))
-        block = bits[start : start + rows * period].view(rows, period).to("cpu", torch.uint8)
-        packed = np.packbits(block.numpy(), axis=1, bitorder="little")
+    at = 0
+    for period in periods:
+        block = bits[at : at + (period + SPARE) * period].reshape(-1, period)
+        packed = np.packbits(block, axis=1, bitorder="little")
         if not _full_rank((int.from_bytes(row.tobytes(), "little") for row in packed), period):
             return f"some elements of every {period} are determined by others"
+        at += block.size
     return None
 
 
-def uneven(sums: torch.Tensor, counts: torch.Tensor, line: Line) -> str | None:
+def uneven(sums: torch.Tensor, counts: torch.Tensor | float, line: Line) -> str | None:
     """Test whether sums of blocks are farther from zero, or closer to it, than those of independent numbers.
 
     Args:
         sums: of each block.
-        counts: known numbers in each block.
+        counts: known numbers in each block; one number if all have as many.
         line: has the variance and bound of the numbers.
 
     Returns:
         ``together`` or ``too evenly``; ``None`` if neither.
     """
-    use = counts * line.var > 5
-    sums, counts = sums[use], counts[use]
-    if sums.numel() < 2:
+    if isinstance(counts, torch.Tensor):
+        use = counts * line.var > 5
+        sums, counts = sums[use], counts[use]
+    elif counts * line.var <= 5:
         return None
-    chi = float((sums.square() / (counts * line.var)).sum())
-    # The squared sum of m numbers has mean 1 and mean square 3 + (kurtosis - 3) / m.
-    square = float((3 + (line.fourth - 3) / counts).sum())
     blocks = sums.numel()
+    if blocks < 2:
+        return None
+    # The squared sum of m numbers has mean 1 and mean square 3 + (kurtosis - 3) / m.
+    if isinstance(counts, torch.Tensor):
+        chi = float((sums.square() / (counts * line.var)).sum())
+        square = float((3 + (line.fourth - 3) / counts).sum())
+    else:
+        chi = float(sums.square().sum()) / (counts * line.var)
+        square = blocks * (3 + (line.fourth - 3) / counts)
     if chi > blocks + 8 * math.sqrt(square - blocks) + 40:
         return "together"
     # Maurer (2003): a sum of nonnegative numbers is below its mean by t with a chance of at most exp(-t^2 / 2 E Z^2).
@@ -411,13 +440,19 @@ def uneven(sums: torch.Tensor, counts: torch.Tensor, line: Line) -> str | None:
 
 def blocks(line: Line) -> Iterator[tuple[int, str]]:
     """Yield the length of runs of 2, 4, 8, ... numbers whose sums are uneven, and the finding of ``uneven``."""
-    known = line.there()
+    sums, known = line.values, None if line.known is None else line.there()
     for shift in range(1, max(1, line.n.bit_length() - 5)):
         m = 1 << shift
-        end = line.n // m * m
-        found = uneven(line.values[:end].view(-1, m).sum(1), known[:end].view(-1, m).sum(1), line)
+        sums, known = _of_pairs(sums), None if known is None else _of_pairs(known)
+        found = uneven(sums, float(m) if known is None else known, line)
         if found:
             yield m, found
+
+
+def _of_pairs(x: torch.Tensor) -> torch.Tensor:
+    """Return the sums of each two neighbours, without a last single number."""
+    even = x.numel() // 2 * 2
+    return x[:even:2] + x[1:even:2]
 
 
 def patterned(line: Line) -> str | None:

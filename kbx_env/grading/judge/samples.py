@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from kbx_env.errors import DeclarationError
@@ -23,6 +24,8 @@ PIECE = 1 << 20
 """Of longer results this many samples at random places are sorted."""
 FEW = 256
 """Fewer samples are only compared with others; their distribution is not tested."""
+LOW_BIT = 21
+"""Lowest bit of samples that is tested for structure; the highest one is bit 1."""
 LAWS = ("uniform01", "binomial")
 """Accepted values of ``Sample.law``."""
 TURNS = ("new", "again", "copy", "new", "other")
@@ -174,7 +177,8 @@ def _uniform(x: torch.Tensor, coarse: bool = False) -> Line | str:
         return f"the mean is {mean * math.sqrt(12 * n):.1f} standard errors off"
     if abs(square - 1 / 12) > SIGMAS / math.sqrt(180 * n) + quantum:
         return "the variance is off"
-    some = _some(y, _seed(y))
+    seed = _seed(y)
+    some = _some(y, seed)
     ordered, n = some.sort().values, some.numel()
     grid = torch.arange(1, n + 1, dtype=torch.float64, device=y.device) / n
     distance = float(torch.maximum(grid - ordered, ordered - grid + 1 / n).max())
@@ -183,10 +187,10 @@ def _uniform(x: torch.Tensor, coarse: bool = False) -> Line | str:
     if distance < 0.22 / math.sqrt(n):  # P(sqrt(n) D < 0.22) < 1e-9
         return "more evenly spread than chance would"
     found = None if coarse else _too_coarse(x.dtype, some, ordered)
-    return found or _patterns(line, y, x.dtype, coarse) or line
+    return found or _patterns(line, y, x.dtype, coarse, seed) or line
 
 
-def _patterns(line: Line, y: torch.Tensor, dtype: torch.dtype, coarse: bool) -> str | None:
+def _patterns(line: Line, y: torch.Tensor, dtype: torch.dtype, coarse: bool, seed: int) -> str | None:
     """Test samples and their bits for structure.
 
     Args:
@@ -194,6 +198,7 @@ def _patterns(line: Line, y: torch.Tensor, dtype: torch.dtype, coarse: bool) -> 
         y: the samples, flat, in fp64.
         dtype: of the samples.
         coarse: only the leading bit is random.
+        seed: decides which samples' bits are tested.
 
     Returns:
         The structure; ``None`` if there is none.
@@ -202,10 +207,10 @@ def _patterns(line: Line, y: torch.Tensor, dtype: torch.dtype, coarse: bool) -> 
     if found:
         return found
     # The two leading bits, and two lower ones, whose structure the tests above do not see.
-    for bit in (1,) if coarse or dtype in _QUANTUM else (1, 2, 11, 21):
-        leading = (y * 2.0**bit).floor()
-        bits = leading - 2 * (leading / 2).floor()
-        found = randomness.dependent(bits.to(torch.uint8))
+    blocks, periods = randomness.draw_blocks(y, seed)
+    leading = (blocks * 2.0**LOW_BIT).floor().to(torch.int32).cpu().numpy()
+    for bit in (1,) if coarse or dtype in _QUANTUM else (1, 2, 11, LOW_BIT):
+        found = randomness.dependent((leading >> (LOW_BIT - bit) & 1).astype(np.uint8), periods)
         if found:
             return f"bit {bit}: {found}"
     return None

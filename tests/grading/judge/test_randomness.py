@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from kbx_env.grading.judge import randomness
+from kbx_env.grading.judge import randomness, samples
 
 
 def test_the_rank_is_found_as_soon_as_it_is_full() -> None:
@@ -21,13 +24,82 @@ def test_the_rank_is_found_as_soon_as_it_is_full() -> None:
     assert not randomness._full_rank([0b001, 0b011, 0b010, 0b000], 3)
 
 
+@given(rows=st.lists(st.integers(0, 2**12 - 1), max_size=16), columns=st.integers(1, 12))
+def test_the_rank_is_that_of_the_spanned_numbers(rows: list[int], columns: int) -> None:
+    rows = [row % 2**columns for row in rows]
+    spanned = {0}
+    for row in rows:
+        spanned |= {row ^ other for other in spanned}
+    assert randomness._full_rank(rows, columns) is (len(spanned) == 2**columns)
+
+
+def _dependent(bits: torch.Tensor, seed: int = 3) -> str | None:
+    blocks, periods = randomness.draw_blocks(bits, seed)
+    return randomness.dependent(blocks.numpy(), periods)
+
+
 def test_a_bit_that_is_an_xor_of_others_is_found_and_random_bits_pass() -> None:
     bits = torch.randint(0, 2, (100_000,), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
-    assert randomness.dependent(bits) is None
-    for period in (11, 64, 160):
+    assert _dependent(bits) is None and _dependent(bits[:50]) is None
+    for period in (11, 64, 160, 256):
         rows = bits[: bits.numel() // period * period].view(-1, period).clone()
         rows[:, 5] = rows[:, 4] ^ rows[:, 3]
-        assert f"every {period} " in (randomness.dependent(rows.flatten()) or "")
+        assert f"every {period} " in (_dependent(rows.flatten()) or "")
+
+
+@pytest.mark.parametrize("bit", [1, 2, 11, 21])
+def test_each_bit_of_samples_is_tested(bit: int) -> None:
+    draw = torch.Generator().manual_seed(bit)
+    y = torch.randint(0, 2**24, (1 << 17,), generator=draw).to(torch.float64) / 2**24
+    line = randomness.Line(y - 0.5, 1 / 12, 0.5)
+    assert samples._patterns(line, y, torch.float32, False, 7) is None
+    numbers = (y * 2**24).to(torch.int64).view(-1, 64)
+    place = 24 - bit
+    wrong = (numbers[:, 3] ^ numbers[:, 9]) >> place & 1
+    numbers[:, 20] = numbers[:, 20] & ~(1 << place) | wrong << place
+    y = (numbers.flatten() / 2**24).to(torch.float64)
+    line = randomness.Line(y - 0.5, 1 / 12, 0.5)
+    assert f"bit {bit}: some elements of every 64 " in (samples._patterns(line, y, torch.float32, False, 7) or "")
+
+
+def test_blocks_are_drawn_in_one_piece_by_the_seed() -> None:
+    places = torch.arange(200_000)
+    blocks, periods = randomness.draw_blocks(places, 5)
+    assert periods == list(randomness.PERIODS)
+    at, starts = 0, []
+    for period in periods:
+        block = blocks[at : at + (period + randomness.SPARE) * period]
+        assert bool((block.diff() == 1).all())
+        starts.append(int(block[0]))
+        at += block.numel()
+    assert at == blocks.numel() and len(set(starts)) > len(starts) // 2
+    assert torch.equal(randomness.draw_blocks(places, 5)[0], blocks)
+    assert not torch.equal(randomness.draw_blocks(places, 6)[0], blocks)
+
+
+def _uneven_runs(line: randomness.Line) -> list[tuple[int, str]]:
+    """Return what ``randomness.blocks`` should find, from sums of each run on its own."""
+    found = []
+    for shift in range(1, max(1, line.n.bit_length() - 5)):
+        m = 1 << shift
+        end = line.n // m * m
+        sums, counts = (x[:end].view(-1, m).sum(1) for x in (line.values, line.there()))
+        finding = randomness.uneven(sums, counts, line)
+        found += [(m, finding)] if finding else []
+    return found
+
+
+@given(
+    n=st.integers(1, 3000), seed=st.integers(0, 2**30), run=st.sampled_from([1, 2, 8, 64]), known=st.booleans(), even=st.booleans()
+)  # fmt: skip
+def test_uneven_runs_are_found_from_sums_of_pairs(n: int, seed: int, run: int, known: bool, even: bool) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    signs = torch.randint(0, 2, (n,), generator=draw).to(torch.float64) - 0.5
+    if run > 1:  # runs of one sign go together; signs that alternate go too evenly
+        signs = signs.abs() * (-1.0) ** torch.arange(n) if even else signs.repeat_interleave(run)[:n]
+    there = torch.rand(n, generator=draw) < 0.9 if known else None
+    line = randomness.Line(signs if there is None else torch.where(there, signs, 0.0), 0.25, 0.5, there)
+    assert list(randomness.blocks(line)) == _uneven_runs(line)
 
 
 def test_a_line_gives_its_spectrum_at_every_size_asked_for_and_computes_it_once_while_the_size_stays() -> None:
