@@ -142,7 +142,7 @@ def test_a_module_without_bytecode_is_imported_and_nothing_is_written(tmp_path: 
     (package / "__pycache__").mkdir(parents=True)
     (package / "__init__.py").write_text("")
     (package / "version.py").write_text("Version = str\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     source = "import packaging.version\n" + (expert_source("math/abs") or "") + "\nassert packaging.version.Version is str\n"
     with Grader() as grader:
