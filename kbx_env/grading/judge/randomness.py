@@ -37,7 +37,7 @@ GROUPS = 1 << 14
 SHORT = (*range(1, 9), 12, 16, 24, 32, 64, 128, 256, 512, 1024)
 """Distances between the first two factors of products of three and four numbers."""
 PERIODS = (*range(2, 65), 72, 80, 96, 120, 128, 160, 192, 255, 256)
-"""Lengths of blocks that are tested for bits that are an XOR of others."""
+"""Every so many bits are tested for some that are an XOR of others."""
 SPARE = 50
 """Rows beyond the columns: a random matrix of bits has a dependent column with a chance of 2^-50."""
 
@@ -47,6 +47,22 @@ def _fast_length(n: int) -> int:
     from scipy.fft import next_fast_len  # takes 0.2 s to import, and most tasks have no random numbers
 
     return int(next_fast_len(n, True))
+
+
+def seed_of(values: torch.Tensor) -> int:
+    """Return a seed that depends on numbers: the same answer is always judged alike, and no submission knows the draws before.
+
+    Args:
+        values: fp64.
+
+    Returns:
+        32 bits: torch's generator of the CPU takes no more, and the low bits of numbers that were fp32 or fp16 are zero. The sum of
+        their halves modulo a prime is another one for nearly every answer.
+    """
+    return int(values.contiguous().view(torch.int32).sum()) % _PRIME
+
+
+_PRIME = 2**32 - 5
 
 
 @dataclass(frozen=True)
@@ -98,10 +114,7 @@ class Line:
         return Line(self.values[start : start + count], self.var, self.most, known)
 
     def pieces(self, length: int) -> list[tuple[int, Line]]:
-        """Return a short line as a whole, or two random parts of a long one.
-
-        The numbers themselves seed the choice: the same answer is always judged alike, and no submission knows the
-        parts before.
+        """Return a short line as a whole, or two random parts of a long one, chosen by ``seed_of`` the numbers.
 
         Args:
             length: of a part.
@@ -111,7 +124,7 @@ class Line:
         """
         if self.n <= length:
             return [(0, self)]
-        draw = torch.Generator().manual_seed(int(self.values.view(torch.int64).sum()) & ((1 << 63) - 1))
+        draw = torch.Generator().manual_seed(seed_of(self.values))
         starts = torch.randint(0, self.n - length + 1, (2,), generator=draw).tolist()
         return [(s, self.part(s, length)) for s in starts]
 
@@ -345,7 +358,7 @@ def _full_rank(rows: Iterable[int], columns: int) -> bool:
     """Return whether a matrix of bits has independent columns over GF(2).
 
     Args:
-        rows: the bits of each row as an integer. No more of them are read than it takes to reach the rank.
+        rows: the bits of each row as an integer below ``2**columns``. No more of them are read than it takes to reach the rank.
         columns: number of columns.
     """
     basis, missing = [0] * (columns + 1), columns  # by the place of their highest bit
@@ -362,17 +375,17 @@ def _full_rank(rows: Iterable[int], columns: int) -> bool:
     return False
 
 
-def draw_blocks(values: torch.Tensor, seed: int) -> tuple[torch.Tensor, list[int]]:
-    """Draw the blocks for ``dependent``: for each length a matrix with so many columns and ``SPARE`` rows more, anywhere in a line.
+def draw_matrices(values: torch.Tensor, seed: int) -> tuple[torch.Tensor, list[int]]:
+    """Draw the values for ``dependent``: for each period p a matrix of p columns and p + ``SPARE`` rows, from a random place on.
 
     They are one tensor, because each reading makes the host wait for a GPU.
 
     Args:
         values: the line, one axis.
-        seed: decides where the blocks begin.
+        seed: decides where the matrices begin.
 
     Returns:
-        The values of all blocks, one block after the other; and their lengths, as many of ``PERIODS`` as the line has room for.
+        The values of all matrices, row by row; and the periods, as many of ``PERIODS`` as the line has room for.
     """
     periods = [period for period in PERIODS if (period + SPARE) * period <= values.numel()]
     draw = torch.Generator().manual_seed(seed)
@@ -385,22 +398,22 @@ def draw_blocks(values: torch.Tensor, seed: int) -> tuple[torch.Tensor, list[int
 
 
 def dependent(bits: npt.NDArray[Any], periods: Iterable[int]) -> str | None:
-    """Test whether some bits of every block are an XOR of others, by the rank of blocks over GF(2).
+    """Test whether in every so many bits some are an XOR of others, by the rank of matrices over GF(2).
 
     Args:
-        bits: zeros and ones, those of the values of ``draw_blocks``.
-        periods: the lengths, from there.
+        bits: zeros and ones, those of the values of ``draw_matrices``.
+        periods: from there.
 
     Returns:
-        The length of such blocks as a text; ``None`` if there are none.
+        The period of such bits as a text; ``None`` if there is none.
     """
     at = 0
     for period in periods:
-        block = bits[at : at + (period + SPARE) * period].reshape(-1, period)
-        packed = np.packbits(block, axis=1, bitorder="little")
+        matrix = bits[at : at + (period + SPARE) * period].reshape(-1, period)
+        packed = np.packbits(matrix, axis=1, bitorder="little")
         if not _full_rank((int.from_bytes(row.tobytes(), "little") for row in packed), period):
             return f"some elements of every {period} are determined by others"
-        at += block.size
+        at += matrix.size
     return None
 
 
@@ -438,7 +451,7 @@ def uneven(sums: torch.Tensor, counts: torch.Tensor | float, line: Line) -> str 
     return None
 
 
-def blocks(line: Line) -> Iterator[tuple[int, str]]:
+def uneven_runs(line: Line) -> Iterator[tuple[int, str]]:
     """Yield the length of runs of 2, 4, 8, ... numbers whose sums are uneven, and the finding of ``uneven``."""
     sums, known = line.values, None if line.known is None else line.there()
     for shift in range(1, max(1, line.n.bit_length() - 5)):
@@ -466,7 +479,7 @@ def patterned(line: Line) -> str | None:
     """
     if line.n < 2:
         return None
-    for m, unevenness in blocks(line):
+    for m, unevenness in uneven_runs(line):
         return f"runs of {m} go {unevenness}"
     for start, part in line.pieces(WHOLE):
         gpu_turns.yield_gpu()

@@ -25,7 +25,7 @@ PIECE = 1 << 20
 FEW = 256
 """Fewer samples are only compared with others; their distribution is not tested."""
 LOW_BIT = 21
-"""Lowest bit of samples that is tested for structure; the highest one is bit 1."""
+"""Lowest bit of samples that is tested for structure; the highest one is bit 1. All of them fit into an int32."""
 LAWS = ("uniform01", "binomial")
 """Accepted values of ``Sample.law``."""
 TURNS = ("new", "again", "copy", "new", "other")
@@ -63,14 +63,12 @@ def rule(
     if not results[0].numel():
         return PASSED
     lines: dict[int, tuple[torch.Tensor, Line]] = {}
-    # Another seed in every case: otherwise the cases would have the numbers of this generator in common.
-    draw = torch.Generator().manual_seed(0x81 + len(earlier or ()))
     for state, y in zip(states, results, strict=True):
         if state in lines:
             if not same_bits(lines[state][0], y):
                 return Ruling(False, "two generators in the same state gave different samples")
             continue
-        numbers = y if truth.law == "uniform01" else _binomial(args, y, draw)
+        numbers = y if truth.law == "uniform01" else _binomial(args, y, len(earlier or ()) + len(lines))
         found = numbers if isinstance(numbers, str) else _uniform(numbers, coarse=truth.law == "binomial")
         if isinstance(found, str):
             return Ruling(False, f"as probabilities of the samples: {found}" if truth.law == "binomial" else found)
@@ -140,13 +138,6 @@ def _some(x: torch.Tensor, seed: int) -> torch.Tensor:
     return x[torch.randint(0, x.numel(), (PIECE,), generator=draw, device=x.device).unique()]
 
 
-def _seed(x: torch.Tensor) -> int:
-    """Return 63 bits of the samples: the same answer is always judged alike, and no submission knows the places
-    before.
-    """
-    return int(x.view(torch.int64).sum()) & ((1 << 63) - 1)
-
-
 def _line(centred: torch.Tensor) -> Line:
     """Return uniform numbers minus 1/2 as a line: variance 1/12, none larger than 1/2."""
     # A bound of 1/2 allows a fourth moment of at most 3 times the squared variance; the uniform distribution has 1.8.
@@ -177,7 +168,7 @@ def _uniform(x: torch.Tensor, coarse: bool = False) -> Line | str:
         return f"the mean is {mean * math.sqrt(12 * n):.1f} standard errors off"
     if abs(square - 1 / 12) > SIGMAS / math.sqrt(180 * n) + quantum:
         return "the variance is off"
-    seed = _seed(y)
+    seed = randomness.seed_of(y)
     some = _some(y, seed)
     ordered, n = some.sort().values, some.numel()
     grid = torch.arange(1, n + 1, dtype=torch.float64, device=y.device) / n
@@ -207,10 +198,10 @@ def _patterns(line: Line, y: torch.Tensor, dtype: torch.dtype, coarse: bool, see
     if found:
         return found
     # The two leading bits, and two lower ones, whose structure the tests above do not see.
-    blocks, periods = randomness.draw_blocks(y, seed)
-    leading = (blocks * 2.0**LOW_BIT).floor().to(torch.int32).cpu().numpy()
+    drawn, periods = randomness.draw_matrices(y, seed)
+    numbers = (drawn * 2.0**LOW_BIT).floor().to(torch.int32).cpu().numpy()
     for bit in (1,) if coarse or dtype in _QUANTUM else (1, 2, 11, LOW_BIT):
-        found = randomness.dependent((leading >> (LOW_BIT - bit) & 1).astype(np.uint8), periods)
+        found = randomness.dependent((numbers >> (LOW_BIT - bit) & 1).astype(np.uint8), periods)
         if found:
             return f"bit {bit}: {found}"
     return None
@@ -266,14 +257,14 @@ def _coincidences(pairs: float, dtype: torch.dtype) -> float:
     return mean + SIGMAS * math.sqrt(mean) + 6
 
 
-def _binomial(args: Mapping[str, Any], y: torch.Tensor, draw: torch.Generator) -> torch.Tensor | str:
+def _binomial(args: Mapping[str, Any], y: torch.Tensor, turn: int) -> torch.Tensor | str:
     """Turn binomial samples into uniform numbers: F(k - 1) + U (F(k) - F(k - 1)) with fresh uniform U (randomized
     transform).
 
     Args:
         args: the arguments of the call.
         y: the samples, multiplied with ``input & other``.
-        draw: generator for U.
+        turn: another number in every call of a grading: calls without chance, as with no trials, would have U in common.
 
     Returns:
         Numbers that are uniform if the samples have the binomial distribution (at most ``PIECE`` of them), or what is
@@ -288,6 +279,7 @@ def _binomial(args: Mapping[str, Any], y: torch.Tensor, draw: torch.Generator) -
     k, n, p = k[both != 0], n[both != 0], p[both != 0]
     if not bool(((k == k.round()) & (k >= 0) & (k <= n)).all()):
         return "not (input & other) times a whole number from 0 to total_count"
+    draw = torch.Generator().manual_seed(randomness.seed_of(k) + turn)
     if k.numel() > PIECE:
         at = torch.randint(0, k.numel(), (PIECE,), generator=draw)
         # Half of them are consecutive, so that correlations between neighbours are kept.

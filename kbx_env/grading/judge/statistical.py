@@ -49,7 +49,7 @@ def _patterned(mask: torch.Tensor, clear: torch.Tensor, q: float) -> str | None:
             return f"elements go together {found}"
     found = randomness.patterned(line)
     if found is None and line.known is None and abs(q - 0.5) < 1e-6:
-        bits, periods = randomness.draw_blocks(mask.flatten(), int(mask.sum()) * 65537 + mask.numel())
+        bits, periods = randomness.draw_matrices(mask.flatten(), int(mask.sum()) * 65537 + mask.numel())
         found = randomness.dependent(bits.cpu().numpy(), periods)
     return found
 

@@ -34,7 +34,7 @@ def test_the_rank_is_that_of_the_spanned_numbers(rows: list[int], columns: int) 
 
 
 def _dependent(bits: torch.Tensor, seed: int = 3) -> str | None:
-    blocks, periods = randomness.draw_blocks(bits, seed)
+    blocks, periods = randomness.draw_matrices(bits, seed)
     return randomness.dependent(blocks.numpy(), periods)
 
 
@@ -62,9 +62,9 @@ def test_each_bit_of_samples_is_tested(bit: int) -> None:
     assert f"bit {bit}: some elements of every 64 " in (samples._patterns(line, y, torch.float32, False, 7) or "")
 
 
-def test_blocks_are_drawn_in_one_piece_by_the_seed() -> None:
+def test_matrices_are_drawn_in_one_piece_by_the_seed() -> None:
     places = torch.arange(200_000)
-    blocks, periods = randomness.draw_blocks(places, 5)
+    blocks, periods = randomness.draw_matrices(places, 5)
     assert periods == list(randomness.PERIODS)
     at, starts = 0, []
     for period in periods:
@@ -73,12 +73,12 @@ def test_blocks_are_drawn_in_one_piece_by_the_seed() -> None:
         starts.append(int(block[0]))
         at += block.numel()
     assert at == blocks.numel() and len(set(starts)) > len(starts) // 2
-    assert torch.equal(randomness.draw_blocks(places, 5)[0], blocks)
-    assert not torch.equal(randomness.draw_blocks(places, 6)[0], blocks)
+    assert torch.equal(randomness.draw_matrices(places, 5)[0], blocks)
+    assert not torch.equal(randomness.draw_matrices(places, 6)[0], blocks)
 
 
 def _uneven_runs(line: randomness.Line) -> list[tuple[int, str]]:
-    """Return what ``randomness.blocks`` should find, from sums of each run on its own."""
+    """Return what ``randomness.uneven_runs`` should find, from sums of each run on its own."""
     found = []
     for shift in range(1, max(1, line.n.bit_length() - 5)):
         m = 1 << shift
@@ -90,7 +90,8 @@ def _uneven_runs(line: randomness.Line) -> list[tuple[int, str]]:
 
 
 @given(
-    n=st.integers(1, 3000), seed=st.integers(0, 2**30), run=st.sampled_from([1, 2, 8, 64]), known=st.booleans(), even=st.booleans()
+    n=st.integers(1, 10_000), seed=st.integers(0, 2**30), run=st.sampled_from([1, 2, 8, 64]),
+    known=st.booleans(), even=st.booleans(),
 )  # fmt: skip
 def test_uneven_runs_are_found_from_sums_of_pairs(n: int, seed: int, run: int, known: bool, even: bool) -> None:
     draw = torch.Generator().manual_seed(seed)
@@ -99,7 +100,67 @@ def test_uneven_runs_are_found_from_sums_of_pairs(n: int, seed: int, run: int, k
         signs = signs.abs() * (-1.0) ** torch.arange(n) if even else signs.repeat_interleave(run)[:n]
     there = torch.rand(n, generator=draw) < 0.9 if known else None
     line = randomness.Line(signs if there is None else torch.where(there, signs, 0.0), 0.25, 0.5, there)
-    assert list(randomness.blocks(line)) == _uneven_runs(line)
+    assert list(randomness.uneven_runs(line)) == _uneven_runs(line)
+
+
+def test_numbers_whose_signs_alternate_go_too_evenly() -> None:
+    line = randomness.Line(0.5 * (-1.0) ** torch.arange(8192, dtype=torch.float64), 0.25, 0.5)
+    assert list(randomness.uneven_runs(line)) == _uneven_runs(line) == [(32, "too evenly"), (64, "too evenly")]
+
+
+DRAWS = 40
+"""Answers of one kind whose draws are compared."""
+
+
+def _answers(kind: str) -> Iterator[torch.Tensor]:
+    """Yield honest answers as the numbers of a line."""
+    draw = torch.Generator().manual_seed(11)
+    for _ in range(DRAWS):
+        if kind.startswith("mask"):
+            q = float(kind[4:])
+            yield (torch.rand(300_000, generator=draw) < q).to(torch.float64) - q
+        else:
+            y = torch.rand(300_000, generator=draw, dtype=torch.float64)
+            yield y.to(getattr(torch, kind)).to(torch.float64) - 0.5
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32", "float64", "mask0.5", "mask0.75", "mask0.9"])
+def test_no_answer_tells_where_the_next_one_is_looked_at(kind: str) -> None:
+    """The generator of the CPU takes 32 bits, which were nearly always zero where numbers have few bits."""
+    places, seeds = set(), set()
+    for values in _answers(kind):
+        seeds.add(randomness.seed_of(values) % 2**32)
+        places.add(randomness.Line(values, 1 / 12, 0.5).pieces(1 << 14)[0][0])
+    assert len(seeds) > 0.9 * DRAWS and len(places) > 0.9 * DRAWS
+
+
+def test_a_mask_with_one_honest_piece_is_found() -> None:
+    """A mask of which one place was always looked at for groups of three was random there and nowhere else."""
+    draw = torch.Generator().manual_seed(12)
+    for _ in range(3):
+        mask = torch.randint(0, 2, (1 << 20,), generator=draw)
+        honest = mask.clone()
+        groups = mask.view(-1, 4)
+        groups[:, 3] = 1 ^ groups[:, 2] ^ groups[:, 0]  # a fourth of all bits are an XOR of two others
+        start = 639_425  # where a line of this length was cut before
+        mask[start : start + randomness.GROUPS] = honest[start : start + randomness.GROUPS]
+        line = randomness.Line(mask.to(torch.float64) - 0.5, 0.25, 0.5)
+        assert "in groups of 3" in (randomness.products(line) or "")
+
+
+def test_binomial_samples_are_not_looked_at_where_a_submission_knows() -> None:
+    """Of many samples some are tested; these were always the same ones, and the others could be anything."""
+    n, draw = 1 << 21, torch.Generator().manual_seed(0x81)
+    ones = torch.ones(n, dtype=torch.int64)
+    args = {"input": ones, "other": ones, "total_count": torch.full((n,), 10), "probs": torch.full((n,), 0.5)}
+    honest = (torch.rand(n, 10, generator=torch.Generator().manual_seed(13)) < 0.5).sum(1)
+    assert isinstance(samples._binomial(args, honest, 0), torch.Tensor)
+    at = torch.randint(0, n, (samples.PIECE,), generator=draw)
+    first = int(at[0]) % (n - samples.PIECE // 2)
+    at[: samples.PIECE // 2] = torch.arange(first, first + samples.PIECE // 2)
+    idle = torch.full((n,), 5)
+    idle[at] = honest[at]
+    assert "successes came" in str(samples._binomial(args, idle, 0))
 
 
 def test_a_line_gives_its_spectrum_at_every_size_asked_for_and_computes_it_once_while_the_size_stays() -> None:
