@@ -108,7 +108,7 @@ def test_numbers_whose_signs_alternate_go_too_evenly() -> None:
     assert list(randomness.uneven_runs(line)) == _uneven_runs(line) == [(32, "too evenly"), (64, "too evenly")]
 
 
-DRAWS = 40
+DRAWS = 16
 """Answers of one kind whose draws are compared."""
 
 
@@ -118,9 +118,9 @@ def _answers(kind: str) -> Iterator[torch.Tensor]:
     for _ in range(DRAWS):
         if kind.startswith("mask"):
             q = float(kind[4:])
-            yield (torch.rand(300_000, generator=draw) < q).to(torch.float64) - q
+            yield (torch.rand(100_000, generator=draw) < q).to(torch.float64) - q
         else:
-            y = torch.rand(300_000, generator=draw, dtype=torch.float64)
+            y = torch.rand(100_000, generator=draw, dtype=torch.float64)
             yield y.to(getattr(torch, kind)).to(torch.float64) - 0.5
 
 
@@ -136,16 +136,14 @@ def test_no_answer_tells_where_the_next_one_is_looked_at(kind: str) -> None:
 
 def test_a_mask_with_one_honest_piece_is_found() -> None:
     """A mask of which one place was always looked at for groups of three was random there and nowhere else."""
-    draw = torch.Generator().manual_seed(12)
-    for _ in range(3):
-        mask = torch.randint(0, 2, (1 << 20,), generator=draw)
-        honest = mask.clone()
-        groups = mask.view(-1, 4)
-        groups[:, 3] = 1 ^ groups[:, 2] ^ groups[:, 0]  # a fourth of all bits are an XOR of two others
-        start = 639_425  # where a line of this length was cut before
-        mask[start : start + randomness.GROUPS] = honest[start : start + randomness.GROUPS]
-        line = randomness.Line(mask.to(torch.float64) - 0.5, 0.25, 0.5)
-        assert "in groups of 3" in (randomness.products(line) or "")
+    mask = torch.randint(0, 2, (1 << 20,), generator=torch.Generator().manual_seed(12))
+    honest = mask.clone()
+    groups = mask.view(-1, 4)
+    groups[:, 3] = 1 ^ groups[:, 2] ^ groups[:, 0]  # a fourth of all bits are an XOR of two others
+    start = 639_425  # where a line of this length was cut before
+    mask[start : start + randomness.GROUPS] = honest[start : start + randomness.GROUPS]
+    line = randomness.Line(mask.to(torch.float64) - 0.5, 0.25, 0.5)
+    assert "in groups of 3" in (randomness.products(line) or "")
 
 
 def test_binomial_samples_are_not_looked_at_where_a_submission_knows() -> None:
