@@ -24,12 +24,15 @@ class Arena:
         release: Frees a chunk by its address.
         kept: Bytes of chunks that are kept while nothing of them is given out.
         chunk: Least bytes of a chunk.
+
+    Attributes:
+        kept: As above; may be changed.
     """
 
     def __init__(
         self, reserve: Callable[[int], int], release: Callable[[int], None], kept: int, chunk: int = CHUNK_BYTES
     ) -> None:
-        self._reserve, self._release, self._chunk, self._kept = reserve, release, chunk, kept
+        self._reserve, self._release, self._chunk, self.kept = reserve, release, chunk, kept
         self._chunks: dict[int, int] = {}  # bytes by address
         self._gaps: dict[int, tuple[int, int]] = {}  # by address: bytes that are free there, and the address of their chunk
         self._parts: dict[int, tuple[int, int]] = {}  # the same of what is given out
@@ -100,7 +103,7 @@ class Arena:
                     address, size = min(address, begin), size + gap
             self._gaps[address] = size, chunk
             if size == self._chunks[chunk]:
-                self.trim(self._kept)
+                self.trim(self.kept)
 
     def trim(self, keep: int = 0) -> None:
         """Free chunks of which nothing is given out, the largest first.

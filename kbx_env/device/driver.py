@@ -196,6 +196,8 @@ KEPT_CACHE_BYTES = 2 << 30
 """Freed memory of each kind, torch's and that of ``Driver.alloc``, that a process may keep while the GPU is held alone. Asking the
 driver for memory and giving it back takes a lock of the whole host for each allocation: with four GPUs that each grade, that took
 about half of the time for which a GPU was held (docs/measurements)."""
+AMPLE_CACHE_BYTES = 8 << 30
+"""The same where the device has ample memory left."""
 KEPT_BYTES = 128 << 20
 """The same that a grader keeps while others use the GPU."""
 _NON_BLOCKING = 1
@@ -271,6 +273,7 @@ class Driver:
         self._forget = held.cuCtxResetPersistingL2Cache
         cuda = torch._C
         self._sleep, self._empty_cache, self._statistics = cuda._cuda_sleep, cuda._cuda_emptyCache, cuda._cuda_memoryStats
+        self._reset_peak = cuda._cuda_resetPeakMemoryStats
         self._set_stream, self._default = cuda._cuda_setStream, cuda._cuda_getDefaultStream
         self._graph = cuda._CUDAGraph
         self._begin, self._end, self._play = self._graph.capture_begin, self._graph.capture_end, self._graph.replay
@@ -282,7 +285,7 @@ class Driver:
         side = handle()
         bind(held, "cuStreamCreate", ctypes.POINTER(handle), ctypes.c_uint)(ctypes.byref(side), _NON_BLOCKING)
         self._side = torch.cuda.ExternalStream(side.value)
-        self._arena = Arena(self.alloc_dedicated, self.free_dedicated, KEPT_CACHE_BYTES)
+        self._arena, self._kept = Arena(self.alloc_dedicated, self.free_dedicated, KEPT_CACHE_BYTES), KEPT_CACHE_BYTES
         self._latest_graph: tuple[Any, int] | None = None  # the next one gets its memory: so many bytes
         self.emptied = 0
         """How often torch's unused memory was given back."""
@@ -340,6 +343,14 @@ class Driver:
     def free_dedicated(self, address: int) -> None:
         """Free memory of ``alloc_dedicated``."""
         self._free(address)
+
+    def keep(self, size: int) -> None:
+        """Set how much freed memory of each kind this process may keep, until ``give_back``.
+
+        Args:
+            size: Bytes.
+        """
+        self._kept = self._arena.kept = size
 
     def give_back(self, keep: int = 0) -> None:
         """Return freed memory to the device for other processes: torch's, and that of ``alloc``.
@@ -457,14 +468,24 @@ class Driver:
         self.emptied += 1
         self._empty_cache()
 
-    def trim_cache(self, keep: int = KEPT_CACHE_BYTES) -> None:
+    def trim_cache(self, keep: int) -> None:
         """Release torch's cached memory.
 
         Args:
             keep: Nothing is released if it is not more than so many bytes.
         """
-        if self.reserved_bytes() - self._statistics(0)["allocated_bytes"]["all"]["current"] > keep:
+        if self.reserved_bytes() - self._allocated_bytes("current") > keep:
             self.empty_cache()
+
+    def _allocated_bytes(self, kind: str) -> int:
+        """Return the bytes that torch's tensors have of the device: ``current`` or ``peak``."""
+        return int(self._statistics(0)["allocated_bytes"]["all"][kind])
+
+    def watch_peak(self) -> Callable[[], int]:
+        """Return a function that returns how many bytes more torch's tensors have had at most since now."""
+        self._reset_peak(0)
+        before = self._allocated_bytes("current")
+        return lambda: self._allocated_bytes("peak") - before
 
     def empty_outside_pool(self, size: int) -> torch.Tensor:
         """Return an uninitialised tensor that may outlive others: uint8, (size,).
@@ -488,8 +509,8 @@ class Driver:
 
         Args:
             body: Enqueues the work.
-            reserve: Bytes that torch allocates for the graph at once, for the results of all calls; otherwise it asks the driver
-                for the memory of each.
+            reserve: Bytes that torch allocates for the graph at once, for all that its calls allocate; otherwise it asks the
+                driver for the memory of each.
 
         Returns:
             A function that replays the graph.
@@ -501,7 +522,7 @@ class Driver:
         # Torch frees the memory of a graph with it: the latest one is kept until here, although nobody replays it any more.
         latest, self._latest_graph = self._latest_graph, None
         latest = latest if latest is not None and 0 < reserve <= latest[1] else None
-        self.trim_cache(KEPT_CACHE_BYTES + (0 if latest is None else latest[1]))
+        self.trim_cache(self._kept + (0 if latest is None else latest[1]))
         side, graph = self._side, self._graph()
         pool = None if latest is None else self._pool(latest[0])
         self._set_stream(stream_id=side.stream_id, device_index=side.device_index, device_type=side.device_type)
@@ -538,6 +559,17 @@ def preallocate_outside_pool(size: int) -> None:
     if torch.cuda.is_available():
         with contextlib.suppress(RuntimeError):  # too little memory: each part is asked for when it is needed
             process_driver().empty_outside_pool(size)
+
+
+def preallocate(size: int) -> None:
+    """Ask the device at once for memory of which torch gives out parts. Without a device nothing happens.
+
+    Args:
+        size: Bytes; without effect where so many are not to be had.
+    """
+    if torch.cuda.is_available():
+        with contextlib.suppress(RuntimeError):
+            empty_bytes(size, "cuda")  # freed at once, it stays in torch's cache
 
 
 def give_back(keep: int = 0) -> None:

@@ -21,6 +21,8 @@ import torch
 
 from kbx_env.device.autotuners import Autotuners
 from kbx_env.device.driver import (
+    AMPLE_CACHE_BYTES,
+    KEPT_CACHE_BYTES,
     Driver,
     ResultCopy,
     TensorMetadata,
@@ -62,10 +64,12 @@ FILLER_BYTES = 128 << 20
 MAX_POOL_BYTES, MAX_PREALLOCATED_BYTES = 4 << 30, 2 << 30
 """Most bytes of the pool, and of messages, windows and results, for which the driver is asked at once, however full the device is.
 What is larger is allocated step by step."""
-AMPLE_POOL_BYTES, AMPLE_PREALLOCATED_BYTES = 8 << 30, 8 << 30
+AMPLE_POOL_BYTES, AMPLE_PREALLOCATED_BYTES = 8 << 30, 12 << 30
 """The same where the caller has seen that the device has ample memory left."""
 MAX_GRAPH_RESERVE_BYTES = 2 << 30
-"""Most bytes that are allocated at once for the results of a graph."""
+"""Most bytes that are allocated at once for what the calls of a graph allocate."""
+LEAST_AMPLE_GRAPH_RESERVE_BYTES, AMPLE_GRAPH_RESERVE_BYTES = 64 << 20, 4 << 30
+"""Least and most of them where the device has ample memory left."""
 TORCH_ALIGN = 512
 """Torch rounds the bytes of an allocation up to a multiple of this."""
 POISON = 0xFF
@@ -112,6 +116,8 @@ class Stopwatch:
         self._moved = False  # whether the buffers of this case have been moved
         self._pool_bytes = 0  # of torch's memory, one piece when it was allocated, in which buffers move
         self._pool_since = 0  # how often torch's memory had been given back then
+        self._call_bytes = 0  # of torch's memory that a call has had at most, with its result
+        self._ample = False  # whether the device has ample memory left
         # A buffer that stays until the next shuffle: results move too, and torch does not release the pool.
         self._filler: list[torch.Tensor] = []
         self._replay_graph: Callable[[], None] | None = None
@@ -134,9 +140,12 @@ class Stopwatch:
             slot_bytes: Bytes of the tensors of one slot.
             slots: Number of slots.
             other_bytes: Most bytes of messages, windows and results at one time; the memory that empties the L2 cache comes on top.
-            ample: Whether the device has ample memory left, so that larger pieces are asked for as well.
+            ample: Whether the device has ample memory left, so that larger pieces are asked for as well, and more is kept for the
+                next case.
         """
         self._driver.use_in_thread()
+        self._ample = ample
+        self._driver.keep(AMPLE_CACHE_BYTES if ample else KEPT_CACHE_BYTES)
         self.clear()
         pool = pool_bytes(slots * slot_bytes)
         if pool <= (AMPLE_POOL_BYTES if ample else MAX_POOL_BYTES) and not self._has_pool(pool):
@@ -224,13 +233,16 @@ class Stopwatch:
         host, total = list[float](), list[float]()
         self._call(self._slots[0])
         self._settle()
+        self._call_bytes = 0
         # One warm-up call is enough for all slots: ``shuffle`` calls each of them again before blocks of several calls.
         for slot in self._slots:
+            peak = self._driver.watch_peak()
             before = self._now()
             self._call(slot)
             host.append(self._now() - before)
             self._settle()
             total.append(self._now() - before)
+            self._call_bytes = max(self._call_bytes, peak())
             if total[0] > SLOW_SECONDS:
                 break
         # Before each timed call the device waits until the host has enqueued the call: the events then enclose only
@@ -571,7 +583,11 @@ class Stopwatch:
         assert self._call is not None
         call = self._call
         results: list[tuple[int, Any]] = []
-        reserve, has_pool = len(order) * self._result_bytes(), self.pooled
+        each, has_pool = self._result_bytes(), self.pooled
+        reserve = len(order) * each + max(0, self._call_bytes - each)  # calls use the same memory for what is no result
+        if self._ample:  # the graph of the next case, whose calls are smaller and more, then fits into the same memory
+            reserve = max(LEAST_AMPLE_GRAPH_RESERVE_BYTES, 1 << max(0, reserve - 1).bit_length())
+        at_once = reserve <= (AMPLE_GRAPH_RESERVE_BYTES if self._ample else MAX_GRAPH_RESERVE_BYTES)
         self._drop_all_results()
 
         def body() -> None:
@@ -579,7 +595,7 @@ class Stopwatch:
                 results.append((i, call(self._slots[i])))
 
         try:
-            self._replay_graph = self._driver.capture(body, reserve if reserve <= MAX_GRAPH_RESERVE_BYTES else 0)
+            self._replay_graph = self._driver.capture(body, reserve if at_once else 0)
         except Exception:  # anything that a capture does not allow
             self._replay_graph = None
             with contextlib.suppress(Exception):  # the failed capture may leave an error that the next call reports

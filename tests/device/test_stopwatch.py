@@ -6,6 +6,7 @@ import gc
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -99,22 +100,40 @@ def test_more_memory_is_asked_for_at_once_where_there_is_ample(ample: bool, monk
     watch = Stopwatch("cpu", device, guards=True)
     watch.preallocate(512 << 20, 3, 3 << 30, ample)  # a pool of 4.6 GiB
     assert len(pools) == len(device.preallocated) == ample and watch.pooled is ample
-    watch.preallocate(3 << 30, 3, 9 << 30, ample)  # too much in any case
+    watch.preallocate(3 << 30, 3, 13 << 30, ample)  # too much in any case
     assert len(pools) == len(device.preallocated) == ample
 
 
-@pytest.mark.parametrize("elements, reserve", [(1000, 3 * 4096), (1 << 20, 0)])
+@pytest.mark.parametrize(
+    "elements, needed, ample, reserve",
+    [
+        (1000, 0, False, 3 * 4096),
+        (1000, 4096 + 500_000, False, 3 * 4096 + 500_000),  # what a call needs beside its result, all calls use
+        (1000, 4096 + 500_000, True, 1 << 19),  # room for the graph of the next case
+        (1000, 0, True, 1 << 15),
+        (1 << 20, 0, False, 0),
+        (1 << 20, 0, True, 1 << 24),
+        (1 << 21, 0, True, 0),
+    ],
+)
 def test_the_memory_of_a_graph_is_asked_for_at_once_unless_it_is_much(
-    elements: int, reserve: int, monkeypatch: pytest.MonkeyPatch
+    elements: int, needed: int, ample: bool, reserve: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     class Graphs(FakeDevice):
+        def watch_peak(self) -> Callable[[], int]:
+            return lambda: needed
+
         def capture(self, body: Any, reserve: int = 0) -> Any:
             reserved.append(reserve)
             return super().capture(body)
 
     reserved, device = list[int](), Graphs()
     monkeypatch.setattr(stopwatch, "MAX_GRAPH_RESERVE_BYTES", 1 << 20)
+    monkeypatch.setattr(stopwatch, "LEAST_AMPLE_GRAPH_RESERVE_BYTES", 1 << 15)
+    monkeypatch.setattr(stopwatch, "AMPLE_GRAPH_RESERVE_BYTES", 1 << 24)
+    monkeypatch.setattr(stopwatch, "empty_bytes", lambda size, where: None)
     watch = Stopwatch("cpu", device, guards=True)
+    watch.preallocate(0, 2, 0, ample)
     # A new tensor of 4000 bytes, which torch rounds up, and an input, which takes no memory of the graph.
     watch.prepare(lambda slot: (device.new(slot["x"]), slot["x"]), [{"x": torch.zeros(elements)} for _ in range(2)])
     watch.measure({"order": [0, 1]})

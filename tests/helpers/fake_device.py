@@ -141,6 +141,11 @@ class FakeDevice(Driver):
 
     def give_back(self, keep: int = 0) -> None: ...
 
+    def keep(self, size: int) -> None: ...
+
+    def watch_peak(self) -> Callable[[], int]:
+        return lambda: 0
+
     def capture(self, body: Callable[[], None], reserve: int = 0) -> Callable[[], None]:
         self.capturing = []
         try:

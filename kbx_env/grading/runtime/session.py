@@ -204,6 +204,11 @@ class RunnerSession:
         self._abandoned = True
         self.runner.kill()
 
+    def end_runner(self) -> None:
+        """End the runner before the session, once all is known that was asked of it."""
+        self.runner.kill()
+        self._read_log()
+
     def ask(
         self, header: dict[str, Any], blobs: list[bytes] | None = None, *, extra: float = 0.0, idle: bool = False
     ) -> Any:  # fmt: skip

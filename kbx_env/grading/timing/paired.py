@@ -23,12 +23,10 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from kbx_env.device.driver import KEPT_BYTES, KEPT_CACHE_BYTES, give_back, preallocate_outside_pool
+from kbx_env.device.driver import KEPT_BYTES, KEPT_CACHE_BYTES, give_back, preallocate, preallocate_outside_pool
 from kbx_env.device.stopwatch import (
+    AMPLE_GRAPH_RESERVE_BYTES,
     FLUSH_BYTES,
-    MAX_GRAPH_RESERVE_BYTES,
-    MAX_POOL_BYTES,
-    MAX_PREALLOCATED_BYTES,
     Stopwatch,
     pool_bytes,
 )
@@ -79,6 +77,8 @@ up to 35 on an H100, most of them less; work that needs more is repeated with mo
 reference to count its work; measuring (for each contestant two draws, three slots, and space to move them); judging.
 Compiling keeps the inputs once and reserves no memory: a compiler may take minutes, and the next large reservation
 would keep all others waiting behind it."""
+LIKELY_JUDGE_MEMORY = 8.0
+"""Of these, how much the driver is asked for at once before judging, where nothing is known of a smaller case."""
 KNOWN_MEMORY = 1.15
 """Device memory reserved for judging a case, in multiples of what a smaller case of the task took for each byte of its inputs, if
 that is less than ``JUDGE_MEMORY``: elementwise tasks take 6 to 8."""
@@ -113,7 +113,7 @@ alone and has the rest; for a case that needs more than that it reserves the dif
 beside each that had it, on an H100 of 80 GB with 14 workers (docs/measurements)."""
 FEW_SLOTS, FEW_SLOTS_BYTES = 2, 1 << 30
 """Sets of buffers of a case whose arguments and results have more than so many bytes."""
-LIKELY_RESULTS, PREALLOCATED_BYTES, AMPLE_RESULTS_BYTES = 8, 256 << 20, 4 << 30
+LIKELY_RESULTS, PREALLOCATED_BYTES, AMPLE_RESULTS_BYTES = 8, 256 << 20, 8 << 30
 """Results of a case that wait for the judge in training precision, and most bytes of them for which the driver is asked at once:
 usually, and where there is ample memory."""
 SLOW_US = 10_000.0
@@ -390,7 +390,8 @@ def time_task(
             each, judged = float(JUDGE_MEMORY), list[CaseTime]()
             for one, index in zip(reversed(latest), range(len(measured) - 1, len(rows) - 1, -1), strict=True):
                 work_of_judge = partial(_case_time, task, one, partial(draw_timed, index), measuring)
-                judged.insert(0, reserve.run(each * needed[index], work_of_judge))
+                likely = min(each, LIKELY_JUDGE_MEMORY) * needed[index]
+                judged.insert(0, reserve.run(each * needed[index], work_of_judge, likely))
                 each = min(each, KNOWN_MEMORY * reserve.peak_bytes / max(1, needed[index])) if reserve.peak_bytes else each
                 one.results.clear()
         rows += judged
@@ -517,12 +518,14 @@ class _Reservations:
         self._session, self._shared_bytes = session, SHARE * memory
         self.peak_bytes = 0
 
-    def run(self, needed: float, work: Callable[[], _Done]) -> _Done:
+    def run(self, needed: float, work: Callable[[], _Done], likely: float = 0.0) -> _Done:
         """Do work on the GPU, and give its memory back. Work that needs more memory than expected is repeated with more.
 
         Args:
             needed: bytes that it is expected to need at most.
             work: may be called several times.
+            likely: bytes that it is likely to need, for which the driver is asked at once: each request waits for a lock of the
+                host. What a process keeps anyway is not asked for.
 
         Returns:
             What the work returns.
@@ -533,8 +536,11 @@ class _Reservations:
             with self._session.gpu.room(size / self._shared_bytes):
                 try:
                     free = FREE_SHARE * _free_bytes() if size == self._shared_bytes else 0.0
-                    with _limited(max(free, MEMORY_SLACK * max(size, gpu_lock.UNRESERVED * self._shared_bytes))), self._counted():
-                        return work()
+                    with _limited(max(free, MEMORY_SLACK * max(size, gpu_lock.UNRESERVED * self._shared_bytes))):
+                        if KEPT_BYTES < likely <= size:
+                            preallocate(int(likely))
+                        with self._counted():
+                            return work()
                 except torch.OutOfMemoryError:
                     if k == len(sizes) - 1:
                         raise
@@ -773,10 +779,11 @@ class _Measuring:
         """
         telemetry, session = _telemetry(), candidates[0].session
         measured: list[_Measured] = []
-        with session.gpu.alone(quiet=self.precision.quiet):
+        ample, reading = False, None
+        with contextlib.ExitStack() as later, session.gpu.alone(quiet=self.precision.quiet):
+            # Whoever asks the driver for anything waits for a lock of the host: the device is read beside what else is asked for.
+            begun = telemetry.begin(self._own(session))
             self.roofline = rooflines.roofline("cuda", session.gpu.file(f"ceilings-{torch.__version__}.json"))
-            reading = telemetry.read(self._own(session))
-            self.before = self.before or reading
             watch = Stopwatch(session.backend)
             try:
                 for index, candidate in enumerate(candidates):
@@ -785,23 +792,43 @@ class _Measuring:
                     if measured and waiting + self.bytes_to_judge(work[index]) > self.kept_bytes:
                         self._look_for_strangers(telemetry.read(self._own(session)), session)
                         break
-                    # Readings take milliseconds: the last one of a case serves as the first one of the next.
-                    since = reading if not measured else None if measured[-1].disturbed else measured[-1].after
                     eager = EagerContestant(self.task, candidate.case, session.backend, watch)
                     whole = candidate is candidates[-1]
-                    ample = self._preallocate(eager, work[index:], index == 0)
+                    ample = self._preallocate(eager, work[index:], None if index == 0 else ample)
+                    if index == 0:
+                        reading = begun.result()
+                        self.before = self.before or reading
+                    # Readings take milliseconds: the last one of a case serves as the first one of the next.
+                    since = reading if not measured else None if measured[-1].disturbed else measured[-1].after
                     measured.append(self._drawn(candidate, eager, first + index, work[index], telemetry, since, whole, ample))
             except BaseException:
                 self.sparing = True  # another attempt, if there is one, asks for each part when it needs it
                 raise
             finally:
-                # The driver clears what is freed: others who measured meanwhile would be slower.
-                watch.close()
-                with contextlib.suppress(GradingAborted):  # it may have ended itself
-                    candidates[-1].release()
-                give_back(KEPT_BYTES)
+                # The driver clears what is freed, which disturbs others by some per cent. Who measures within 1 % must not be.
+                if ample and not self.precision.quiet:
+                    later.callback(self._free, watch, candidates[-1], ended=len(measured) == len(candidates))
+                else:
+                    self._free(watch, candidates[-1])
         self.after = measured[-1].after
         return [replace(m, disturbed=True) for m in measured] if self.disturbed_by_others else measured
+
+    @staticmethod
+    def _free(watch: Stopwatch, candidate: RunnerContestant, ended: bool = False) -> None:
+        """Give the memory of both contestants back.
+
+        Args:
+            watch: of eager.
+            candidate: the submission.
+            ended: nothing more is asked of it: its process ends, which asks the driver for less than giving back would.
+        """
+        if ended:
+            candidate.session.end_runner()
+        watch.close()
+        if not ended:
+            with contextlib.suppress(GradingAborted):  # it may have ended itself
+                candidate.release()
+        give_back(KEPT_BYTES)
 
     @staticmethod
     def _own(session: RunnerSession) -> set[int]:
@@ -845,22 +872,23 @@ class _Measuring:
         input_bytes = sum(v.untyped_storage().nbytes() for v in described if isinstance(v, torch.Tensor))
         return input_bytes, _slots(work), input_windows.bytes_of_draws(input_bytes)
 
-    def _preallocate(self, eager: EagerContestant, work: Sequence[_CaseWork], first: bool) -> bool:
+    def _preallocate(self, eager: EagerContestant, work: Sequence[_CaseWork], ample: bool | None) -> bool:
         """Ask the driver at once for the memory of a case in this process.
 
         Args:
             eager: the baseline of the case.
             work: of the case and of all after it, which are smaller and use its memory again.
-            first: nothing was measured in this turn before.
+            ample: whether there was ample memory for the case before; ``None`` for the first case of this turn.
 
         Returns:
             Whether there is ample memory for the case.
         """
-        if first:
+        if first := ample is None:
             give_back(KEPT_CACHE_BYTES)
         memory = self._memory(eager, work[0])
         results = sum(min(self.bytes_to_judge(w), LIKELY_RESULTS * w.kept_bytes + 2 * w.input_bytes) for w in work)
-        ample = not self.sparing and self._is_ample(memory, work[0], min(AMPLE_RESULTS_BYTES, results))
+        if ample is None:
+            ample = not self.sparing and self._is_ample(memory, work[0], min(AMPLE_RESULTS_BYTES, results))
         eager.watch.preallocate(*memory, ample)
         if first:
             many = ample and eager.watch.pooled  # without a pool each step gives back what it does not need
@@ -877,10 +905,8 @@ class _Measuring:
         """
         slot_bytes, slots, others = memory
         pool, of_runner = pool_bytes(slots * slot_bytes), bytes_beside_slots(others, work.kept_bytes)
-        if pool <= MAX_POOL_BYTES and of_runner <= MAX_PREALLOCATED_BYTES:
-            return False  # the usual limits suffice
         asked = 2 * (pool + FLUSH_BYTES) + others + of_runner
-        return AMPLE * (asked + MAX_GRAPH_RESERVE_BYTES + max(results, self.bytes_to_judge(work))) <= _free_bytes()
+        return AMPLE * (asked + AMPLE_GRAPH_RESERVE_BYTES + max(results, self.bytes_to_judge(work))) <= _free_bytes()
 
     def _drawn(
         self, candidate: RunnerContestant, eager: EagerContestant, index: int, work: _CaseWork, telemetry: Telemetry,
@@ -950,7 +976,9 @@ class _Measuring:
                 eager, candidate, windows=windows, check=check, precision=self.precision, about_us=about_us, slots=slots
             )  # fmt: skip
             own_pids = self._own(session)
-            after = telemetry.read(own_pids, whole)
+            begun = telemetry.begin(own_pids, whole)
+            captured = candidate.capture(result_bytes, _claimed_us(paired), self.precision.graph_us)  # beside the reading
+            after = begun.result()
             for reading in (first, after):
                 self._look_for_strangers(reading, session)
             disturbed = disturbance(first, after, own_pids) or _skewed(paired)
@@ -961,7 +989,6 @@ class _Measuring:
                 if paired.skewed:
                     paired = paired.by_medians()
                 claimed = _claimed_us(paired)
-                captured = candidate.capture(result_bytes, claimed, self.precision.graph_us)
                 again = candidate.audit(claimed, captured, self.precision.audit_us, paired.candidate_mean_us)
                 if again is None:
                     break

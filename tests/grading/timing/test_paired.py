@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +24,7 @@ from kbx_env.grading import compulsory_work, inputs
 from kbx_env.grading.runtime.untrusted import GradingAborted
 from kbx_env.grading.timing import contestants, ratio
 from kbx_env.grading.timing import paired as clock
-from kbx_env.grading.timing.precision import TRAINING
+from kbx_env.grading.timing.precision import TRAINING, Precision
 from kbx_env.grading.timing.telemetry import Reading
 from kbx_env.outcome import Verdict
 from kbx_env.spec.catalog import load_task, task_ids
@@ -347,6 +347,18 @@ def test_work_that_needs_more_memory_than_expected_is_repeated_with_more(monkeyp
     assert asked == pytest.approx([0.9] + clock.MEMORY_ATTEMPTS * [1.0])
 
 
+def test_memory_that_judging_is_likely_to_need_is_asked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request to the driver waits for a lock of the host: a grading asked for some 40 pieces, and gave them back."""
+    asked, free = list[int](), list[bool]()
+    monkeypatch.setattr(clock, "preallocate", asked.append)
+    monkeypatch.setattr(clock._Reservations, "_counted", lambda self: contextlib.nullcontext(free.append(bool(asked))))  # type: ignore[func-returns-value]
+    reserve = clock._Reservations(SimpleNamespace(gpu=SimpleNamespace(room=lambda share: contextlib.nullcontext())), 4 << 30)  # type: ignore[arg-type]
+    mib = 1 << 20
+    for needed, likely in ((900, 600), (900, 100), (500, 600)):
+        reserve.run(needed * mib, tuple, likely * mib)
+    assert asked == [600 * mib] and free[0], "what is asked for in advance does not count as needed"
+
+
 def test_the_limit_of_memory_counts_what_torch_has_and_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Results of timed calls wait in a large piece of torch's memory; the rest of it is of no use for small work beside them."""
     shares = list[float]()
@@ -416,12 +428,27 @@ def test_what_others_hold_of_the_memory_counts_against_no_submission(
         clock._with_memory(session, 0.0, lambda: work([GradingAborted(Verdict.INCORRECT, "timed call wrong")]))
 
 
+class Readings:
+    """Telemetry of a device that gives these readings, and then none."""
+
+    def __init__(self, readings: list[Reading] | None = None) -> None:
+        self._readings = [] if readings is None else readings
+
+    def read(self, ours: Collection[int]) -> Reading | None:
+        return self._readings.pop(0) if self._readings else None
+
+    def begin(self, ours: Collection[int]) -> Any:
+        return SimpleNamespace(result=partial(self.read, ours))
+
+
+@pytest.mark.parametrize("precision", [clock.REPORT, TRAINING], ids=["report", "training"])
+@pytest.mark.parametrize("ample", [False, True])
 @pytest.mark.parametrize("each, expected", [(10, [5]), (40, [3, 2]), (60, [2, 2, 1]), (500, [1] * 5)])
 def test_large_results_are_judged_before_the_next_case_is_measured(
-    monkeypatch: pytest.MonkeyPatch, each: int, expected: list[int]
+    monkeypatch: pytest.MonkeyPatch, each: int, expected: list[int], ample: bool, precision: Precision
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace())
-    monkeypatch.setattr(clock, "Telemetry", lambda uuid: SimpleNamespace(read=lambda ours: None))
+    monkeypatch.setattr(clock, "Telemetry", lambda uuid: Readings())
     monkeypatch.setattr(clock.rooflines, "roofline", lambda device, file: "of the device")
     monkeypatch.setattr(clock, "Stopwatch", lambda device: SimpleNamespace(close=lambda: closed.append(device), preallocate=tuple))
     released, closed, alone, released_alone = list[int](), list[str](), list[bool](), list[bool]()
@@ -437,7 +464,9 @@ def test_large_results_are_judged_before_the_next_case_is_measured(
         alone.pop()
 
     gpu = SimpleNamespace(alone=hold, file=lambda name: None, users=tuple)
-    session = SimpleNamespace(gpu=gpu, backend="cuda", runner=SimpleNamespace(pid=1))
+    ended = list[bool]()
+    end_runner = lambda: ended.append(bool(alone))  # noqa: E731
+    session = SimpleNamespace(gpu=gpu, backend="cuda", runner=SimpleNamespace(pid=1), end_runner=end_runner)
     candidates: list[Any] = [
         SimpleNamespace(session=session, case=None, release=partial(release, k)) for k in range(5)
     ]
@@ -448,14 +477,17 @@ def test_large_results_are_judged_before_the_next_case_is_measured(
 
     monkeypatch.setattr(clock._Measuring, "_drawn", drawn)
     monkeypatch.setattr(clock._Measuring, "bytes_to_judge", lambda self, work: each)
-    monkeypatch.setattr(clock._Measuring, "_preallocate", lambda self, eager, work, first: False)
-    measuring = clock._Measuring(load_task("activation/relu"), lambda index: None, clock.REPORT, 100)  # type: ignore
+    monkeypatch.setattr(clock._Measuring, "_preallocate", lambda self, eager, work, before: ample)
+    measuring = clock._Measuring(load_task("activation/relu"), lambda index: None, precision, 100)  # type: ignore
     counts: list[int] = []
     while sum(counts) < 5:
         counts.append(len(measuring.run(candidates[sum(counts) :], [None] * 5, sum(counts))))  # type: ignore[list-item]
     assert counts == expected and measuring.roofline == "of the device"
-    # Whoever leaves the GPU leaves no memory of the runner and of eager behind: freeing it would disturb the next one.
-    assert len(released) == len(closed) == len(counts) and all(released_alone)
+    # Freeing memory disturbs who measures next, by less than training asks for. Without ample memory the next one needs it at once.
+    later = ample and precision is TRAINING
+    assert len(closed) == len(counts) and set(released_alone) <= {not later}
+    # Nothing more is asked of a runner after the last case.
+    assert len(released) == len(counts) - later and ended == [False] * later
 
 
 def test_a_runner_is_told_what_memory_a_case_takes() -> None:
@@ -474,8 +506,9 @@ def test_a_runner_is_told_what_memory_a_case_takes() -> None:
 @pytest.mark.parametrize(
     "gib, free_gib, ample",
     [
-        (0.25, 100, False),  # it fits the usual limits
-        (0.5, 30, True),
+        (0.25, 20, True),  # the usual limits suffice, but not for results
+        (0.25, 10, False),
+        (0.5, 40, True),
         (0.5, 20, False),  # on a full GPU each step asks for what it needs
     ],
 )
@@ -490,11 +523,11 @@ def test_a_large_case_is_preallocated_where_the_gpu_has_ample_memory(
     eager: Any = SimpleNamespace(watch=SimpleNamespace(preallocate=lambda *memory: asked.append(memory), pooled=True))
     measuring = clock._Measuring(load_task("activation/relu"), lambda index: None, TRAINING, 100)  # type: ignore
     work = clock._CaseWork(size, size, 2 * size, 0, 2 * size)
-    assert measuring._preallocate(eager, [work], True) is ample
+    assert measuring._preallocate(eager, [work], None) is ample
     assert asked[0] == (size, 3, 2 * size, ample) and asked[1] == (measuring.bytes_to_judge(work) if ample else 256 << 20)
-    assert measuring._preallocate(eager, [work], False) is ample and len(asked) == 3, "results have memory for the whole turn"
+    assert measuring._preallocate(eager, [work], ample) is ample and len(asked) == 3, "results have memory for the whole turn"
     measuring.sparing = True  # an attempt has failed
-    assert not measuring._preallocate(eager, [work], True) and asked[3][-1] is False and asked[4] == 256 << 20
+    assert not measuring._preallocate(eager, [work], None) and asked[3][-1] is False and asked[4] == 256 << 20
 
 
 @pytest.mark.parametrize("busy, disturbed", [((1,), False), ((1, 9), True)])
@@ -504,7 +537,7 @@ def test_a_turn_that_ends_before_the_last_case_looks_for_strangers(
     """Processes are listed at the beginning and the end of a turn; who comes and goes in between must not be missed."""
     readings = [Reading("m", processes=(1, 9)), Reading("m", processes=(1, 9), busy=busy)]
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace())
-    monkeypatch.setattr(clock, "Telemetry", lambda uuid: SimpleNamespace(read=lambda ours: readings.pop(0)))
+    monkeypatch.setattr(clock, "Telemetry", lambda uuid: Readings(readings))
     monkeypatch.setattr(clock.rooflines, "roofline", lambda device, file: "of the device")
     monkeypatch.setattr(clock, "Stopwatch", lambda device: SimpleNamespace(close=tuple))
     gpu = SimpleNamespace(alone=lambda quiet: contextlib.nullcontext(), file=lambda name: None, users=tuple)
@@ -519,7 +552,7 @@ def test_a_turn_that_ends_before_the_last_case_looks_for_strangers(
 
 def test_a_failed_attempt_is_repeated_with_memory_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace())
-    monkeypatch.setattr(clock, "Telemetry", lambda uuid: SimpleNamespace(read=lambda ours: None))
+    monkeypatch.setattr(clock, "Telemetry", lambda uuid: Readings())
     monkeypatch.setattr(clock.rooflines, "roofline", lambda device, file: "of the device")
     monkeypatch.setattr(clock, "Stopwatch", lambda device: SimpleNamespace(close=tuple))
     gpu = SimpleNamespace(alone=lambda quiet: contextlib.nullcontext(), file=lambda name: None, users=tuple)

@@ -165,3 +165,10 @@ def test_memory_that_nobody_tells() -> None:
 
     assert Telemetry("abc", run=fails).memory_of_others({1}) is None
     assert Telemetry(None).memory_of_others({1}) is None
+
+
+def test_a_reading_beside_other_work_is_the_same() -> None:
+    telemetry = Telemetry("abc", run=_tool("1980, 3201, 41, 312.55, 0x0\n", "17\n"))
+    begun = telemetry.begin({17}, whole=False)
+    assert begun.result(timeout=30) == telemetry.read({17}, whole=False) == Reading("nvidia-smi", 1980, 3201, 41, 312.55, 0, (17,))
+    assert Telemetry(None).begin().result(timeout=30) is None
