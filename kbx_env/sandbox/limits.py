@@ -92,7 +92,7 @@ def use_context() -> None:
     """Have torch use the context, which ``make_context`` has made, and limit its share of the GPU."""
     import torch
 
-    torch.zeros(1, device="cuda")
+    torch.empty(1, device="cuda")  # no kernel, which torch would load
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(min(DEVICE_SHARE, DEVICE_MEMORY / total))
 

@@ -21,7 +21,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
@@ -54,6 +54,11 @@ polls."""
 MAX_POLL_SECONDS = 0.02
 """Largest pause between two attempts of a shared request, or to reserve memory. With ``POLL_SECONDS`` a dozen of them would keep
 half a core busy."""
+
+
+CONTEXTS_AT_ONCE = 2
+"""Processes of a host that make a CUDA context at the same time, at most one for each GPU. With one for all of four GPUs gradings
+wait for their runners."""
 
 
 def _growing_pauses() -> Iterator[float]:
@@ -115,23 +120,32 @@ class GpuLock:
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
-        """Make a CUDA context, or what belongs to one, within the block; one process of the host at a time.
+        """Make a CUDA context, or what belongs to one, within the block; ``CONTEXTS_AT_ONCE`` processes of the host at a time.
 
         The driver makes one context after the other, for all GPUs of the host, and whoever asks it for anything waits in the same
         line: who measures waits the longer the more contexts are asked for at once.
         """
-        host = f"../kbx-gpu-{os.getuid()}-contexts"  # begins as the locks' folders do, which runners may not read
         with self._locked("start", fcntl.LOCK_EX):
             making = self._take("making", fcntl.LOCK_EX)
             try:
                 if not self._quiet_wanted():  # who wants it from now on waits for "making"
-                    with self._locked(host, fcntl.LOCK_EX):
+                    with self._one_of_host():
                         yield
                     return
             finally:
                 os.close(making)
-            with self.shared(), self._locked(host, fcntl.LOCK_EX):
+            with self.shared(), self._one_of_host():
                 yield
+
+    @contextlib.contextmanager
+    def _one_of_host(self) -> Iterator[None]:
+        """Be one of ``CONTEXTS_AT_ONCE`` processes of the host within the block."""
+        name = f"../kbx-gpu-{os.getuid()}-contexts"  # begins as the locks' folders do, which runners may not read
+        held = self._take_one([f"{name}{k}" for k in range(CONTEXTS_AT_ONCE)])
+        try:
+            yield
+        finally:
+            os.close(held)
 
     @contextlib.contextmanager
     def alone(self, quiet: bool = True) -> Iterator[float]:
@@ -325,6 +339,16 @@ class GpuLock:
         except BlockingIOError:
             os.close(fd)
             return None
+
+    def _take_one(self, names: Sequence[str]) -> int:
+        """Wait for one of some lock files, and hold it exclusively; its file descriptor."""
+        for pause in _growing_pauses():
+            for name in names:
+                held = self._try(name, fcntl.LOCK_EX)
+                if held is not None:
+                    return held
+            time.sleep(pause)
+        raise AssertionError("unreachable")
 
     def _take(
         self, name: str, kind: int, on_wait: Callable[[], None] = lambda: None, pauses: Iterator[float] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -236,14 +237,16 @@ def test_those_who_wait_are_alone_one_after_the_other_and_then_it_is_everybodys(
     assert time.monotonic() - began < 0.25, "where nobody asks to share there is nothing to wait for"
 
 
-def test_contexts_of_all_gpus_are_made_one_at_a_time(tmp_path) -> None:
-    one, other = GpuLock("g", tmp_path), GpuLock("h", tmp_path)
-    with one.starting():
-        second = _takes(other, "starting")
-        assert not second.wait(0.1)
-        with other.alone(quiet=False):
+def test_contexts_of_a_host_are_made_few_at_a_time(tmp_path) -> None:
+    locks = [GpuLock(str(k), tmp_path) for k in range(gpu_lock.CONTEXTS_AT_ONCE + 1)]
+    with contextlib.ExitStack() as held:
+        for one in locks[:-1]:
+            held.enter_context(one.starting())
+        last = _takes(locks[-1], "starting")
+        assert not last.wait(0.1)
+        with locks[-1].alone(quiet=False):
             pass
-    assert second.wait(5)
+    assert last.wait(5)
     # confinement.unhidden() hides what begins like this.
     assert all(f.name.startswith(f"kbx-gpu-{os.getuid()}-") for f in tmp_path.iterdir())
 
