@@ -2,7 +2,7 @@
 alone.
 
 The lock consists of advisory locks (flock) on files in a folder of the GPU. The operating system releases them when a
-process dies. Exclusive holders are served in the order of their requests. The GPU idles while an exclusive request
+process dies. Exclusive requests are served in the order in which their gradings began. The GPU idles while an exclusive request
 waits for the last shared holder, so exclusive holders run in batches of ``EXCLUSIVE_BATCH``; then a shared window of
 ``SHARED_WINDOW_SECONDS`` follows, in which an exclusive request gets the GPU only while nobody shares it. The window ends
 early when a crowd of exclusive requests waits.
@@ -148,18 +148,19 @@ class GpuLock:
             os.close(held)
 
     @contextlib.contextmanager
-    def alone(self, quiet: bool = True) -> Iterator[float]:
-        """Hold the lock exclusively within the block; exclusive requests are served first come, first served.
+    def alone(self, quiet: bool = True, since: int | None = None) -> Iterator[float]:
+        """Hold the lock exclusively within the block; of exclusive requests the one with the earliest ``since`` is served first.
 
         Args:
             quiet: no CUDA context is made meanwhile.
+            since: nanoseconds of ``time.monotonic_ns``; by default those of the request.
 
         Yields:
             Seconds waited.
         """
         began = time.monotonic()
         with self._ticket("quiet") if quiet else contextlib.nullcontext():
-            with self._first_in_line():
+            with self._first_in_line(since):
                 use = self._idle_in_window()
                 window_left = 0.0 if use is None else max(0.0, self._read_state()[1] - time.monotonic())
                 if use is None:
@@ -290,22 +291,23 @@ class GpuLock:
         return any(_is_live(folder / name) for name in os.listdir(folder))
 
     @contextlib.contextmanager
-    def _first_in_line(self) -> Iterator[None]:
-        """Wait until this is the first exclusive request, and stay first within the block.
+    def _first_in_line(self, since: int | None) -> Iterator[None]:
+        """Wait until this is the first exclusive request; an earlier one may still come.
 
         The queue makes the lock fair: of several processes that poll a lock any may get it, and one may wait for ever.
         """
         folder = self.folder / "line"
-        with self._ticket("line") as ticket:
+        with self._ticket("line", since) as ticket:
             # The further back in the queue, the longer the pauses.
             while ahead := sum(_is_live(folder / name) for name in sorted(os.listdir(folder)) if name < ticket):
                 time.sleep(5 * POLL_SECONDS * min(ahead, 5))
             yield
 
     @contextlib.contextmanager
-    def _ticket(self, folder: str) -> Iterator[str]:
-        """Keep a file that names this process in a folder within the block; yields its name, which sorts by time."""
-        ticket = self.folder / folder / f"{time.monotonic_ns():020d}-{os.getpid()}-{threading.get_ident()}"
+    def _ticket(self, folder: str, since: int | None = None) -> Iterator[str]:
+        """Keep a file that names this process in a folder within the block; yields its name, which sorts by ``since`` or by now."""
+        since = time.monotonic_ns() if since is None else since
+        ticket = self.folder / folder / f"{since:020d}-{os.getpid()}-{threading.get_ident()}"
         ticket.touch()
         try:
             yield ticket.name
@@ -407,6 +409,9 @@ class GpuHold:
     Args:
         gpu_lock: the lock; ``None`` where no GPU is shared (the CPU backend).
 
+    It is made when a grading begins. A grading that began before another measures first: one that measures several times does not
+    wait behind all others each time.
+
     Attributes:
         waited: seconds waited so far; they count against no time limit.
         spent: seconds for which the GPU was held, by kind: ``shared`` and ``alone``.
@@ -414,7 +419,7 @@ class GpuHold:
 
     def __init__(self, gpu_lock: GpuLock | None) -> None:
         self._gpu_lock, self._kind, self.waited = gpu_lock, "", 0.0
-        self._began, self._held = 0.0, ExitStack()
+        self._began, self._held, self._since = 0.0, ExitStack(), time.monotonic_ns()
         self.spent = {"shared": 0.0, "alone": 0.0}
 
     def using(self) -> AbstractContextManager[None]:
@@ -429,7 +434,8 @@ class GpuHold:
         Args:
             quiet: no CUDA context is made meanwhile.
         """
-        return self._hold(None if self._gpu_lock is None else functools.partial(self._gpu_lock.alone, quiet), "alone")
+        lock = self._gpu_lock
+        return self._hold(None if lock is None else functools.partial(lock.alone, quiet, self._since), "alone")
 
     @contextlib.contextmanager
     def room(self, share: float, pool: str = "room") -> Iterator[None]:

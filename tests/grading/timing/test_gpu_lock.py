@@ -83,6 +83,25 @@ def test_who_asks_first_is_alone_first(tmp_path) -> None:
     assert order == [0, 1, 2, 3, 4] and not list((lease.folder / "line").iterdir())
 
 
+def test_the_grading_that_began_first_is_alone_first(tmp_path) -> None:
+    """One that measures several times waited behind all others each time, and took twice as long as the rest."""
+    lease, order, threads = GpuLock("g", tmp_path), list[int](), []
+    holds = [GpuHold(lease) for _ in range(4)]
+
+    def wait(k: int) -> None:
+        with holds[k].alone():
+            order.append(k)
+
+    with lease.shared():
+        for k in (3, 2, 0, 1):  # the first one has its turn already when the others come
+            threads.append(threading.Thread(target=wait, args=(k,)))
+            threads[-1].start()
+            time.sleep(0.03)
+    for thread in threads:
+        thread.join(5)
+    assert order == [3, 0, 1, 2]
+
+
 def test_the_wait_is_told(tmp_path) -> None:
     lease = GpuLock("g", tmp_path)
     waits: list[float] = []
