@@ -12,6 +12,7 @@ from functools import partial
 
 from kbx_env.grading.ablations import DefenceLayer
 from kbx_env.grading.context import GradingContext
+from kbx_env.grading.judge import randomness
 from kbx_env.grading.record import OutcomeBuilder
 from kbx_env.grading.runtime.untrusted import GradingAborted
 from kbx_env.grading.speculative_compile import SpeculativeCompile, cores_are_idle
@@ -104,6 +105,7 @@ def run_pipeline(context: GradingContext) -> Outcome:
     """
     with contextlib.ExitStack() as closing:
         closing.callback(context.close)
+        closing.enter_context(randomness.placed_by(context.secret))
         outcome = _first_failure(context) or _correct(context)
         ended = time.perf_counter()
     outcome = replace(outcome, seconds={**outcome.seconds, "end": round(time.perf_counter() - ended, 4)})

@@ -15,6 +15,7 @@ from kbx_env.errors import SandboxError
 from kbx_env.grading import pipeline
 from kbx_env.grading.context import GradingContext
 from kbx_env.grading.grader import Grader
+from kbx_env.grading.judge import randomness
 from kbx_env.grading.record import OutcomeBuilder
 from kbx_env.grading.runtime.untrusted import GradingAborted
 from kbx_env.options import GradeOptions
@@ -70,6 +71,20 @@ def test_a_submission_that_ends_its_grading_is_told_with_its_stage_and_violation
     outcome, ran = _run(monkeypatch, context, None, reason, None)
     assert (outcome.verdict, outcome.stage, ran, context.closed) == (Verdict.REJECTED, Stage.CORRECT, ["0", "1"], 1)
     assert [v.rule for v in outcome.violations] == ["host_traffic"] and outcome.fault_kind is None
+
+
+def test_the_secret_of_the_grading_places_the_looks_of_its_judges(monkeypatch: pytest.MonkeyPatch, context: _Context) -> None:
+    seeds = list[int]()
+
+    class Looks(_Stage):
+        def run(self, context: GradingContext) -> Outcome | None:
+            seeds.append(randomness.generator(0).initial_seed())
+            return context.builder.end(Verdict.INCORRECT, Stage.CORRECT, "off")
+
+    monkeypatch.setattr(pipeline, "STAGES", (Looks([], ""),))
+    for secret in (b"one", b"another", b"one"):
+        pipeline.run_pipeline(replace(context, secret=secret))
+    assert seeds[0] == seeds[2] != seeds[1] and randomness.generator(0).initial_seed() == 0
 
 
 def test_an_unsupported_kernel_keeps_its_kind(monkeypatch: pytest.MonkeyPatch, context: _Context) -> None:

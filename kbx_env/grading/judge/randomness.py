@@ -11,9 +11,12 @@ such a sum. How many terms a sum has is counted in fp64, where it is exact.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import math
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,8 +52,35 @@ def _fast_length(n: int) -> int:
     return int(next_fast_len(n, True))
 
 
+_SECRET: ContextVar[int] = ContextVar("secret of the grading, for judges of randomness", default=0)
+
+
+@contextlib.contextmanager
+def placed_by(secret: bytes) -> Iterator[None]:
+    """Let a secret decide where judges look within the block: otherwise a submission could choose its answer by these places.
+
+    Args:
+        secret: of the grading.
+    """
+    token = _SECRET.set(int.from_bytes(hashlib.sha256(b"places" + secret).digest()[:8]))
+    try:
+        yield
+    finally:
+        _SECRET.reset(token)
+
+
+def generator(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """Return a generator for what a judge draws.
+
+    Args:
+        seed: the same one gives the same draws within a grading.
+        device: of the generator.
+    """
+    return torch.Generator(device=device).manual_seed((seed + _SECRET.get()) % _PRIME)
+
+
 def seed_of(values: torch.Tensor) -> int:
-    """Return a seed that depends on numbers: the same answer is always judged alike, and no submission knows the draws before.
+    """Return a seed that depends on numbers: a grading judges the same answer always alike, and different ones at other places.
 
     Args:
         values: fp64.
@@ -124,7 +154,7 @@ class Line:
         """
         if self.n <= length:
             return [(0, self)]
-        draw = torch.Generator().manual_seed(seed_of(self.values))
+        draw = generator(seed_of(self.values))
         starts = torch.randint(0, self.n - length + 1, (2,), generator=draw).tolist()
         return [(s, self.part(s, length)) for s in starts]
 
@@ -388,7 +418,7 @@ def draw_matrices(values: torch.Tensor, seed: int) -> tuple[torch.Tensor, list[i
         The values of all matrices, row by row; and the periods, as many of ``PERIODS`` as the line has room for.
     """
     periods = [period for period in PERIODS if (period + SPARE) * period <= values.numel()]
-    draw = torch.Generator().manual_seed(seed)
+    draw = generator(seed)
     parts = [values[:0]]
     for period in periods:
         size = (period + SPARE) * period

@@ -133,7 +133,7 @@ def _some(x: torch.Tensor, seed: int) -> torch.Tensor:
     """Return all samples if they are at most ``PIECE``, else those at random places; ``seed`` decides which."""
     if x.numel() <= PIECE:
         return x
-    draw = torch.Generator(device=x.device).manual_seed(seed)
+    draw = randomness.generator(seed, x.device)
     # Each place at most once, because equal samples are counted.
     return x[torch.randint(0, x.numel(), (PIECE,), generator=draw, device=x.device).unique()]
 
@@ -279,7 +279,7 @@ def _binomial(args: Mapping[str, Any], y: torch.Tensor, turn: int) -> torch.Tens
     k, n, p = k[both != 0], n[both != 0], p[both != 0]
     if not bool(((k == k.round()) & (k >= 0) & (k <= n)).all()):
         return "not (input & other) times a whole number from 0 to total_count"
-    draw = torch.Generator().manual_seed(randomness.seed_of(k) + turn)
+    draw = randomness.generator(randomness.seed_of(k) + turn)
     if k.numel() > PIECE:
         at = torch.randint(0, k.numel(), (PIECE,), generator=draw)
         # Half of them are consecutive, so that correlations between neighbours are kept.

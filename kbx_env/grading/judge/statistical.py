@@ -49,7 +49,7 @@ def _patterned(mask: torch.Tensor, clear: torch.Tensor, q: float) -> str | None:
             return f"elements go together {found}"
     found = randomness.patterned(line)
     if found is None and line.known is None and abs(q - 0.5) < 1e-6:
-        bits, periods = randomness.draw_matrices(mask.flatten(), int(mask.sum()) * 65537 + mask.numel())
+        bits, periods = randomness.draw_matrices(mask.flatten(), randomness.seed_of(line.values))
         found = randomness.dependent(bits.cpu().numpy(), periods)
     return found
 
@@ -235,7 +235,7 @@ def _unnormalised(
         The elements of each row by the assumption that fits most of them, ``(..., n)``.
     """
     n = kept.shape[-1]
-    draw = torch.Generator().manual_seed(n)
+    draw = randomness.generator(n)
     best, most = torch.zeros_like(kept), torch.full(kept.shape[:-1], -1, dtype=torch.int64)
     for _ in range(tries):
         i, j = torch.randperm(n, generator=draw)[:2].tolist()

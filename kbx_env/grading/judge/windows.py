@@ -279,7 +279,7 @@ def rule(
     axes = _Planes(size, count, kernel, planes.device)
     numbers = [] if earlier is None else earlier
     # Other numbers in every case: they would have them in common.
-    draw = torch.Generator().manual_seed(0x81 + len(numbers))
+    draw = randomness.generator(0x81 + len(numbers))
     picked = []
     for answer in answers[: 1 if timed else None]:
         found, wrong = _explained(axes, planes, answer, draw)

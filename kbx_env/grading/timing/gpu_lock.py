@@ -166,14 +166,14 @@ class GpuLock:
                 if use is None:
                     with self._locked("turn", fcntl.LOCK_EX):
                         use = self._take("use", fcntl.LOCK_EX)
-                count, since = self._read_state()[0] + 1, time.time()
+                count, began_use = self._read_state()[0] + 1, time.time()
                 self._write_state(count, 0.0)
             try:
                 if quiet:
                     os.close(self._take("making", fcntl.LOCK_EX))  # what began before it was asked for quiet
                 yield time.monotonic() - began
             finally:
-                self._end_alone(use, count, since, window_left)
+                self._end_alone(use, count, began_use, window_left)
 
     def _end_alone(self, use: int, count: int, since: float, window_left: float) -> None:
         """Release the exclusive use, and open a shared window where one is due.

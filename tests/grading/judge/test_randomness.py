@@ -134,6 +134,23 @@ def test_no_answer_tells_where_the_next_one_is_looked_at(kind: str) -> None:
     assert len(seeds) > 0.9 * DRAWS and len(places) > 0.9 * DRAWS
 
 
+def test_the_secret_of_a_grading_decides_where_it_is_looked_at() -> None:
+    """Otherwise a submission could try masks until one is honest wherever it is looked at."""
+    values = next(_answers("mask0.5"))
+
+    def places(secret: bytes) -> tuple[int, list[float]]:
+        with randomness.placed_by(secret):
+            start = randomness.Line(values, 0.25, 0.5).pieces(1 << 14)[0][0]
+            return start, randomness.draw_matrices(torch.arange(200_000), 5)[0].tolist()
+
+    found = [places(secret) for secret in (b"a", b"b", b"a")]
+    assert found[0] == found[2] and all(x != y for x, y in zip(found[0], found[1], strict=True))
+    with randomness.placed_by(b"a"):
+        inner = places(b"b")
+        assert inner == found[1] and randomness.generator(3).initial_seed() != 3
+    assert randomness.generator(3).initial_seed() == 3
+
+
 def test_a_mask_with_one_honest_piece_is_found() -> None:
     """A mask of which one place was always looked at for groups of three was random there and nowhere else."""
     mask = torch.randint(0, 2, (1 << 20,), generator=torch.Generator().manual_seed(12))
