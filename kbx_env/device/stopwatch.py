@@ -112,7 +112,7 @@ class Stopwatch:
         self._written: tuple[str, ...] = ()
         self._rings = DeviceWindows(self._driver)
         self._wait_us = self._most_wait_us = self._later_wait_us = 100.0
-        self._short = False
+        self._short = self._slow = False  # how long the latest case's calls took in the warm-up
         self._moved = False  # whether the buffers of this case have been moved
         self._pool_bytes = 0  # of torch's memory, one piece when it was allocated, in which buffers move
         self._pool_since = 0  # how often torch's memory had been given back then
@@ -231,11 +231,15 @@ class Stopwatch:
         if not self._flush:
             self._flush = self._driver.alloc(FLUSH_BYTES)
         host, total = list[float](), list[float]()
+        began = self._now()
         self._call(self._slots[0])
         self._settle()
         self._call_bytes = 0
+        # All is loaded if the calls of the case before were slow as well, and one call takes as long as those of a round.
+        if self._slow and not self.guards and (took := self._now() - began) > SLOW_SECONDS:
+            host, total = [took], [took]
         # One warm-up call is enough for all slots: ``shuffle`` calls each of them again before blocks of several calls.
-        for slot in self._slots:
+        for slot in () if total else self._slots:
             peak = self._driver.watch_peak()
             before = self._now()
             self._call(slot)
@@ -250,7 +254,7 @@ class Stopwatch:
         # one interrupted call would make all of them wait.
         most = min(MAX_WAIT_US, 100.0 + 30.0 * len(self._rings) + 2e6 * statistics.median(host))
         self._wait_us = self._most_wait_us = self._later_wait_us = most
-        self._short = statistics.median(total) < SHORT_CALL_SECONDS
+        self._short, self._slow = statistics.median(total) < SHORT_CALL_SECONDS, statistics.median(total) > SLOW_SECONDS
         self._freeze_autotuners(True)
         return {"call_seconds": statistics.median(total)}
 

@@ -140,6 +140,28 @@ def test_the_memory_of_a_graph_is_asked_for_at_once_unless_it_is_much(
     assert watch.capture([0, 1, 1])["captured"] and reserved == [reserve]
 
 
+@pytest.mark.parametrize("guards", [False, True])
+def test_a_baseline_whose_calls_were_slow_is_warmed_up_by_one_call(guards: bool) -> None:
+    """A solver of small matrices takes 50 ms: six calls of each case held the GPU for a second."""
+    device, calls, seconds = FakeDevice(), list[int](), [0.0]
+    watch = Stopwatch("cpu", device, guards=guards)
+    watch._now = lambda: seconds[0]
+
+    def call(slot: dict[str, Any]) -> torch.Tensor:
+        calls.append(1)
+        seconds[0] += us * 1e-6
+        return device.new(slot["x"])
+
+    counts = []
+    for us in (50_000.0, 40_000.0, 20.0, 40_000.0):
+        calls.clear()
+        warm = watch.prepare(call, [{"x": torch.zeros(4)} for _ in range(3)])
+        counts.append(len(calls))
+        assert warm["call_seconds"] == pytest.approx(us * 1e-6)
+    # The first case loads code. A submission's claims are not trusted with this, and its kernels are compiled anew for each case.
+    assert counts == [2, 2, 4, 2] if guards else counts == [2, 1, 4, 2]
+
+
 def test_the_values_are_free_before_the_slots_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradings of a case of 3 GB ended as faults on GPUs of 80 GB: grader and runner had each value three times."""
     x = torch.arange(12.0)[1::2]

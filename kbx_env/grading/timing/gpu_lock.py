@@ -160,12 +160,16 @@ class GpuLock:
         """
         began = time.monotonic()
         with self._ticket("quiet") if quiet else contextlib.nullcontext():
-            with self._first_in_line(since):
+            with self._ticket("line", since) as ticket:
+                self._await_line(ticket)
                 use = self._idle_in_window()
                 window_left = 0.0 if use is None else max(0.0, self._read_state()[1] - time.monotonic())
                 if use is None:
-                    with self._locked("turn", fcntl.LOCK_EX):
+                    turn = self._first_turn(ticket)
+                    try:
                         use = self._take("use", fcntl.LOCK_EX)
+                    finally:
+                        os.close(turn)
                 count, began_use = self._read_state()[0] + 1, time.time()
                 self._write_state(count, 0.0)
             try:
@@ -290,18 +294,22 @@ class GpuLock:
         folder = self.folder / "line"
         return any(_is_live(folder / name) for name in os.listdir(folder))
 
-    @contextlib.contextmanager
-    def _first_in_line(self, since: int | None) -> Iterator[None]:
-        """Wait until this is the first exclusive request; an earlier one may still come.
+    def _await_line(self, ticket: str) -> None:
+        """Wait until no exclusive request is before that with this ticket.
 
         The queue makes the lock fair: of several processes that poll a lock any may get it, and one may wait for ever.
         """
         folder = self.folder / "line"
-        with self._ticket("line", since) as ticket:
-            # The further back in the queue, the longer the pauses.
-            while ahead := sum(_is_live(folder / name) for name in sorted(os.listdir(folder)) if name < ticket):
-                time.sleep(5 * POLL_SECONDS * min(ahead, 5))
-            yield
+        # The further back in the queue, the longer the pauses.
+        while ahead := sum(_is_live(folder / name) for name in sorted(os.listdir(folder)) if name < ticket):
+            time.sleep(5 * POLL_SECONDS * min(ahead, 5))
+
+    def _first_turn(self, ticket: str) -> int:
+        """Take the turn, as soon as no exclusive request is before that with this ticket; returns its file descriptor."""
+        while (turn := self._try("turn", fcntl.LOCK_EX)) is None:
+            time.sleep(POLL_SECONDS)
+            self._await_line(ticket)  # an earlier request may have come meanwhile
+        return turn
 
     @contextlib.contextmanager
     def _ticket(self, folder: str, since: int | None = None) -> Iterator[str]:

@@ -192,10 +192,11 @@ def pair(
                 drawn = [windows.pick(rng) for _ in range(len(order) + 1)]
             # The contestants alternate in going first, so that a drift of the clock frequency favours neither.
             eager_first = index % 2 == 0
-            eager_us = _measure_block(eager, eager_block, order, drawn, moved) if eager_first else []
+            cold = moved and about_us <= precision.cold_us
+            eager_us = _measure_block(eager, eager_block, order, drawn, cold) if eager_first else []
             candidate_us = _measure_block(candidate, candidate_block, order, drawn, moved)
             start += _checked(check, order[:candidate_block], drawn)
-            eager_us = eager_us or _measure_block(eager, eager_block, order, drawn, moved)
+            eager_us = eager_us or _measure_block(eager, eager_block, order, drawn, cold)
             taken += 1
             if shifts is None:
                 shifts, process_us = _level(eager, candidate, min(*eager_us, *candidate_us))
@@ -273,7 +274,7 @@ def _calls(us: float) -> int:
 
 
 def _measure_block(
-    contestant: Contestant, calls: int, order: Sequence[int], drawn: Sequence[Window] | None, moved: bool
+    contestant: Contestant, calls: int, order: Sequence[int], drawn: Sequence[Window] | None, cold: bool
 ) -> list[float]:  # fmt: skip
     """Time the first calls of a block.
 
@@ -282,13 +283,13 @@ def _measure_block(
         calls: how many.
         order: slots of the block's calls.
         drawn: windows of the untimed call and then of each call in ``order``.
-        moved: whether the buffers have moved since the block before.
+        cold: whether there is something to warm, because the buffers have moved since the block before.
 
     Returns:
         Microseconds of each call.
     """
     # Cold instruction caches cost a slow call nothing that shows: it needs no untimed call before it.
-    warm = moved or calls == BLOCK
+    warm = cold or calls == BLOCK
     return contestant.measure(order[:calls], None if drawn is None else drawn[: calls + 1], warm=warm)
 
 
@@ -973,7 +974,9 @@ class _Measuring:
             seen = 0
             first = before if attempt == 1 and before is not None else telemetry.read(self._own(session))
             paired = pair(
-                eager, candidate, windows=windows, check=check, precision=self.precision, about_us=about_us, slots=slots
+                eager, candidate, windows=windows, check=check, about_us=about_us, slots=slots,
+                # Without a pool the first call asks the driver for memory, also where it is slow.
+                precision=self.precision if eager.watch.pooled else replace(self.precision, cold_us=math.inf),
             )  # fmt: skip
             own_pids = self._own(session)
             begun = telemetry.begin(own_pids, whole)

@@ -147,6 +147,10 @@ def test_of_a_baseline_that_is_known_to_be_slow_no_call_is_wasted() -> None:
     paired = clock.pair(slow, Counts(5_000.0, 0.0, 2), about_us=90_000.0)
     assert slow.calls == paired.pairs <= 2 * clock.REPORT.min_rounds and slow.untimed == 1
     assert paired.log_ratio == pytest.approx(math.log(18), abs=0.02)
+    for us, untimed in ((90_000.0, 0), (9_000.0, 1)):  # a call of 90 ms holds the GPU for longer than what it warms is worth
+        slow, fast = Counts(us, 0.0, 1), Counts(5_000.0, 0.0, 2)
+        clock.pair(slow, fast, about_us=us, precision=TRAINING)
+        assert slow.untimed == untimed and fast.untimed > 0
 
 
 @pytest.mark.parametrize("known", [0.0, 40_000.0])
