@@ -345,7 +345,7 @@ class Driver:
         self._free(address)
 
     def keep(self, size: int) -> None:
-        """Set how much freed memory of each kind this process may keep, until ``give_back``.
+        """Set how much freed memory of each kind this process may keep while it is not asked to give back.
 
         Args:
             size: Bytes.

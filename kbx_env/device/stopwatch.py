@@ -235,7 +235,8 @@ class Stopwatch:
         self._call(self._slots[0])
         self._settle()
         self._call_bytes = 0
-        # All is loaded if the calls of the case before were slow as well, and one call takes as long as those of a round.
+        # Where the calls of the case before were slow, and this one was, another one would tell nothing new. If this one has loaded
+        # code and is not slow, the first block of the measurement has one call instead of several.
         if self._slow and not self.guards and (took := self._now() - began) > SLOW_SECONDS:
             host, total = [took], [took]
         # One warm-up call is enough for all slots: ``shuffle`` calls each of them again before blocks of several calls.
@@ -599,7 +600,14 @@ class Stopwatch:
                 results.append((i, call(self._slots[i])))
 
         try:
-            self._replay_graph = self._driver.capture(body, reserve if at_once else 0)
+            try:
+                self._replay_graph = self._driver.capture(body, reserve if at_once else 0)
+            except RuntimeError as e:
+                if not (at_once and reserve and "out of memory" in str(e).lower()):
+                    raise
+                results.clear()
+                self._settle()
+                self._replay_graph = self._driver.capture(body)  # less may be enough
         except Exception:  # anything that a capture does not allow
             self._replay_graph = None
             with contextlib.suppress(Exception):  # the failed capture may leave an error that the next call reports

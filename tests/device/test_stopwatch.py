@@ -140,6 +140,22 @@ def test_the_memory_of_a_graph_is_asked_for_at_once_unless_it_is_much(
     assert watch.capture([0, 1, 1])["captured"] and reserved == [reserve]
 
 
+def test_a_graph_whose_memory_is_not_to_be_had_at_once_is_captured_step_by_step() -> None:
+    class Full(FakeDevice):
+        def capture(self, body: Any, reserve: int = 0) -> Any:
+            asked.append(reserve)
+            if reserve:
+                body()
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().capture(body)
+
+    asked, device = list[int](), Full()
+    watch = Stopwatch("cpu", device, guards=True)
+    watch.prepare(lambda slot: device.new(slot["x"]), [{"x": torch.zeros(8)} for _ in range(2)])
+    watch.measure({"order": [0, 1]})
+    assert watch.capture([0, 1, 1])["captured"] and asked[0] and asked[1:] == [0] and len(watch._graph_results) == 3
+
+
 @pytest.mark.parametrize("guards", [False, True])
 def test_a_baseline_whose_calls_were_slow_is_warmed_up_by_one_call(guards: bool) -> None:
     """A solver of small matrices takes 50 ms: six calls of each case held the GPU for a second."""

@@ -80,7 +80,7 @@ def generator(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
 
 
 def seed_of(values: torch.Tensor) -> int:
-    """Return a seed that depends on numbers: a grading judges the same answer always alike, and different ones at other places.
+    """Return a seed that depends on numbers: a grading judges the same answer always alike, and others mostly at other places.
 
     Args:
         values: fp64.

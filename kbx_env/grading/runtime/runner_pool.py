@@ -37,7 +37,7 @@ class RunnerSlot:
 
     def __init__(self, zygote: Zygote, settings: Mapping[str, Any]) -> None:
         self.zygote = zygote
-        gpu_lock = gpu_lock_of(str(settings["device"]))
+        self._gpu_lock = gpu_lock = gpu_lock_of(str(settings["device"]))
         self.mailbox: IpcReceiver | None = None
         with contextlib.ExitStack() as made:
             made.callback(self._close_mailbox)
@@ -56,6 +56,12 @@ class RunnerSlot:
     def _close_mailbox(self) -> None:
         if self.mailbox is not None:
             self.mailbox.close()
+
+    def end_runner(self) -> None:
+        """End the process before the slot. The driver tells for a while that it has computed, and it stays known for as long."""
+        self.runner.kill()
+        if self._gpu_lock is not None:
+            self._gpu_lock.know(self.runner.pid)
 
     def close(self) -> None:
         """End the process and release its mailbox and its entry."""

@@ -206,7 +206,7 @@ class RunnerSession:
 
     def end_runner(self) -> None:
         """End the runner before the session, once all is known that was asked of it."""
-        self.runner.kill()
+        self._slot.end_runner()
         self._read_log()
 
     def ask(

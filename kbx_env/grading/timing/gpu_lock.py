@@ -2,10 +2,10 @@
 alone.
 
 The lock consists of advisory locks (flock) on files in a folder of the GPU. The operating system releases them when a
-process dies. Exclusive requests are served in the order in which their gradings began. The GPU idles while an exclusive request
-waits for the last shared holder, so exclusive holders run in batches of ``EXCLUSIVE_BATCH``; then a shared window of
-``SHARED_WINDOW_SECONDS`` follows, in which an exclusive request gets the GPU only while nobody shares it. The window ends
-early when a crowd of exclusive requests waits.
+process dies. Exclusive requests are served in the order in which their gradings got runners. The GPU idles while an
+exclusive request waits for the last shared holder, so exclusive holders run in batches of ``EXCLUSIVE_BATCH``; then a
+shared window of ``SHARED_WINDOW_SECONDS`` follows, in which an exclusive request gets the GPU only while nobody shares it.
+The window ends early when a crowd of exclusive requests waits.
 
 A CUDA context disturbs a timed call seldom, by some per cent. It is made while somebody holds the GPU alone, unless a holder, or
 who waits to be one, asks for quiet: who measures within 1 % does, who measures within 3 % does not.
@@ -128,7 +128,7 @@ class GpuLock:
         with self._locked("start", fcntl.LOCK_EX):
             making = self._take("making", fcntl.LOCK_EX)
             try:
-                if not self._quiet_wanted():  # who wants it from now on waits for "making"
+                if not self.quiet_wanted():  # who wants it from now on waits for "making"
                     with self._one_of_host():
                         yield
                     return
@@ -161,15 +161,14 @@ class GpuLock:
         began = time.monotonic()
         with self._ticket("quiet") if quiet else contextlib.nullcontext():
             with self._ticket("line", since) as ticket:
-                self._await_line(ticket)
-                use = self._idle_in_window()
-                window_left = 0.0 if use is None else max(0.0, self._read_state()[1] - time.monotonic())
-                if use is None:
-                    turn = self._first_turn(ticket)
-                    try:
-                        use = self._take("use", fcntl.LOCK_EX)
-                    finally:
-                        os.close(turn)
+                use, window_left = None, 0.0
+                while use is None:
+                    self._await_line(ticket)
+                    use = self._idle_in_window()
+                    if use is None:
+                        use = self._use_in_turn(ticket)
+                    else:
+                        window_left = max(0.0, self._read_state()[1] - time.monotonic())
                 count, began_use = self._read_state()[0] + 1, time.time()
                 self._write_state(count, 0.0)
             try:
@@ -299,17 +298,35 @@ class GpuLock:
 
         The queue makes the lock fair: of several processes that poll a lock any may get it, and one may wait for ever.
         """
-        folder = self.folder / "line"
         # The further back in the queue, the longer the pauses.
-        while ahead := sum(_is_live(folder / name) for name in sorted(os.listdir(folder)) if name < ticket):
+        while ahead := self._ahead(ticket):
             time.sleep(5 * POLL_SECONDS * min(ahead, 5))
 
-    def _first_turn(self, ticket: str) -> int:
-        """Take the turn, as soon as no exclusive request is before that with this ticket; returns its file descriptor."""
-        while (turn := self._try("turn", fcntl.LOCK_EX)) is None:
+    def _ahead(self, ticket: str) -> int:
+        """Return how many exclusive requests are before that with this ticket."""
+        folder = self.folder / "line"
+        return sum(_is_live(folder / name) for name in sorted(os.listdir(folder)) if name < ticket)
+
+    def _use_in_turn(self, ticket: str) -> int | None:
+        """Take the turn, and in it wait for the last that share the GPU.
+
+        Args:
+            ticket: of the exclusive request.
+
+        Returns:
+            The file descriptor of the exclusive use; ``None`` if the turn is another one's, or if an earlier request has come or a
+            shared window has opened meanwhile.
+        """
+        turn = self._try("turn", fcntl.LOCK_EX)
+        if turn is None:
             time.sleep(POLL_SECONDS)
-            self._await_line(ticket)  # an earlier request may have come meanwhile
-        return turn
+            return None
+        try:
+            if self._ahead(ticket) or self._shared_window_due():
+                return None
+            return self._take("use", fcntl.LOCK_EX)
+        finally:
+            os.close(turn)
 
     @contextlib.contextmanager
     def _ticket(self, folder: str, since: int | None = None) -> Iterator[str]:
@@ -322,7 +339,7 @@ class GpuLock:
         finally:
             ticket.unlink(missing_ok=True)
 
-    def _quiet_wanted(self) -> bool:
+    def quiet_wanted(self) -> bool:
         """Return whether somebody holds the GPU, or waits for it, and asks that no CUDA context is made."""
         folder = self.folder / "quiet"
         return any(_is_live(folder / name) for name in os.listdir(folder))
@@ -386,14 +403,21 @@ class GpuLock:
         Args:
             pid: its process id.
         """
-        file = self.folder / "users" / str(pid)
-        file.touch()
+        self.know(pid)
         try:
             yield
         finally:
             # Its end starts the time for which it stays known.
             with contextlib.suppress(OSError):
-                file.touch()
+                self.know(pid)
+
+    def know(self, pid: int) -> None:
+        """Let a process count as one that respects this lock, as long as it runs and ``ENDED_PROCESS_SECONDS`` from now on.
+
+        Args:
+            pid: its process id.
+        """
+        (self.folder / "users" / str(pid)).touch()
 
     def users(self) -> frozenset[int]:
         """Return the ids of registered processes that run or ended within the last ``ENDED_PROCESS_SECONDS``."""
@@ -417,8 +441,8 @@ class GpuHold:
     Args:
         gpu_lock: the lock; ``None`` where no GPU is shared (the CPU backend).
 
-    It is made when a grading begins. A grading that began before another measures first: one that measures several times does not
-    wait behind all others each time.
+    It is made when a grading gets its runner. A grading that got it before another measures first: one that measures several times
+    does not wait behind all others each time.
 
     Attributes:
         waited: seconds waited so far; they count against no time limit.
@@ -519,6 +543,11 @@ class GpuHold:
             yield
         finally:
             self._take("shared", self._gpu_lock.shared, held)
+
+    @property
+    def quiet_wanted(self) -> bool:
+        """See ``GpuLock.quiet_wanted``."""
+        return self._gpu_lock is not None and self._gpu_lock.quiet_wanted()
 
     @property
     def contended(self) -> bool:

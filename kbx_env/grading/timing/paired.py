@@ -92,6 +92,9 @@ them, by when enough memory is free. In a pause others judge results that they h
 MEASURED_MEMORY = 13
 """Free device memory for which measuring waits after it had too little, in multiples of the bytes of the inputs: the largest
 case of all tasks took 36 GiB for 2.9 GiB."""
+LATE_FREE_BYTES = 40 << 30
+"""Free device memory beside which a grading gives its own back only after it has left the GPU: more than the next one may need (see
+``MEASURED_MEMORY``)."""
 AMPLE = 1.25
 """Memory is ample for a case if so many times as much is free as both processes will ask for."""
 FREE_SHARE = 0.8
@@ -192,11 +195,10 @@ def pair(
                 drawn = [windows.pick(rng) for _ in range(len(order) + 1)]
             # The contestants alternate in going first, so that a drift of the clock frequency favours neither.
             eager_first = index % 2 == 0
-            cold = moved and about_us <= precision.cold_us
-            eager_us = _measure_block(eager, eager_block, order, drawn, cold) if eager_first else []
+            eager_us = _measure_block(eager, eager_block, order, drawn, moved) if eager_first else []
             candidate_us = _measure_block(candidate, candidate_block, order, drawn, moved)
             start += _checked(check, order[:candidate_block], drawn)
-            eager_us = eager_us or _measure_block(eager, eager_block, order, drawn, cold)
+            eager_us = eager_us or _measure_block(eager, eager_block, order, drawn, moved)
             taken += 1
             if shifts is None:
                 shifts, process_us = _level(eager, candidate, min(*eager_us, *candidate_us))
@@ -274,7 +276,7 @@ def _calls(us: float) -> int:
 
 
 def _measure_block(
-    contestant: Contestant, calls: int, order: Sequence[int], drawn: Sequence[Window] | None, cold: bool
+    contestant: Contestant, calls: int, order: Sequence[int], drawn: Sequence[Window] | None, moved: bool
 ) -> list[float]:  # fmt: skip
     """Time the first calls of a block.
 
@@ -283,13 +285,13 @@ def _measure_block(
         calls: how many.
         order: slots of the block's calls.
         drawn: windows of the untimed call and then of each call in ``order``.
-        cold: whether there is something to warm, because the buffers have moved since the block before.
+        moved: whether the buffers have moved since the block before.
 
     Returns:
         Microseconds of each call.
     """
     # Cold instruction caches cost a slow call nothing that shows: it needs no untimed call before it.
-    warm = cold or calls == BLOCK
+    warm = moved or calls == BLOCK
     return contestant.measure(order[:calls], None if drawn is None else drawn[: calls + 1], warm=warm)
 
 
@@ -390,7 +392,7 @@ def time_task(
             # larger one needs no more memory for each byte of its inputs.
             each, judged = float(JUDGE_MEMORY), list[CaseTime]()
             for one, index in zip(reversed(latest), range(len(measured) - 1, len(rows) - 1, -1), strict=True):
-                work_of_judge = partial(_case_time, task, one, partial(draw_timed, index), measuring)
+                work_of_judge = partial(_case_time, task, one, partial(draw_timed, index), measuring, reserve.preallocate)
                 likely = min(each, LIKELY_JUDGE_MEMORY) * needed[index]
                 judged.insert(0, reserve.run(each * needed[index], work_of_judge, likely))
                 each = min(each, KNOWN_MEMORY * reserve.peak_bytes / max(1, needed[index])) if reserve.peak_bytes else each
@@ -518,6 +520,14 @@ class _Reservations:
     def __init__(self, session: RunnerSession, memory: int) -> None:
         self._session, self._shared_bytes = session, SHARE * memory
         self.peak_bytes = 0
+        self._likely = 0.0
+
+    def preallocate(self) -> None:
+        """Ask the driver at once for what the work of ``run`` is likely to need. For the work to call, while it shares the GPU."""
+        if self._likely:
+            preallocate(int(self._likely))
+            if torch.cuda.is_available():
+                torch.cuda.reset_peak_memory_stats()  # it was not needed yet
 
     def run(self, needed: float, work: Callable[[], _Done], likely: float = 0.0) -> _Done:
         """Do work on the GPU, and give its memory back. Work that needs more memory than expected is repeated with more.
@@ -525,8 +535,7 @@ class _Reservations:
         Args:
             needed: bytes that it is expected to need at most.
             work: may be called several times.
-            likely: bytes that it is likely to need, for which the driver is asked at once: each request waits for a lock of the
-                host. What a process keeps anyway is not asked for.
+            likely: bytes that it is likely to need, for ``preallocate``: each request to the driver waits for a lock of the host.
 
         Returns:
             What the work returns.
@@ -537,11 +546,10 @@ class _Reservations:
             with self._session.gpu.room(size / self._shared_bytes):
                 try:
                     free = FREE_SHARE * _free_bytes() if size == self._shared_bytes else 0.0
-                    with _limited(max(free, MEMORY_SLACK * max(size, gpu_lock.UNRESERVED * self._shared_bytes))):
-                        if KEPT_BYTES < likely <= size:
-                            preallocate(int(likely))
-                        with self._counted():
-                            return work()
+                    with _limited(max(free, MEMORY_SLACK * max(size, gpu_lock.UNRESERVED * self._shared_bytes))), self._counted():
+                        # A process keeps little anyway, and nothing of more is asked for than is reserved.
+                        self._likely = likely if KEPT_BYTES < likely <= size else 0.0
+                        return work()
                 except torch.OutOfMemoryError:
                     if k == len(sizes) - 1:
                         raise
@@ -807,7 +815,8 @@ class _Measuring:
                 raise
             finally:
                 # The driver clears what is freed, which disturbs others by some per cent. Who measures within 1 % must not be.
-                if ample and not self.precision.quiet:
+                quiet = self.precision.quiet or session.gpu.quiet_wanted
+                if ample and not quiet and _free_bytes() >= LATE_FREE_BYTES:
                     later.callback(self._free, watch, candidates[-1], ended=len(measured) == len(candidates))
                 else:
                     self._free(watch, candidates[-1])
@@ -974,9 +983,7 @@ class _Measuring:
             seen = 0
             first = before if attempt == 1 and before is not None else telemetry.read(self._own(session))
             paired = pair(
-                eager, candidate, windows=windows, check=check, about_us=about_us, slots=slots,
-                # Without a pool the first call asks the driver for memory, also where it is slow.
-                precision=self.precision if eager.watch.pooled else replace(self.precision, cold_us=math.inf),
+                eager, candidate, windows=windows, check=check, precision=self.precision, about_us=about_us, slots=slots
             )  # fmt: skip
             own_pids = self._own(session)
             begun = telemetry.begin(own_pids, whole)
@@ -1109,7 +1116,7 @@ def _judge(
 
 
 def _case_time(
-    task: Task, one: _Measured, draw: Callable[[], InputWindows], device: _Measuring
+    task: Task, one: _Measured, draw: Callable[[], InputWindows], device: _Measuring, allocate: Callable[[], None]
 ) -> CaseTime:  # fmt: skip
     """Judge the results of a case's timed calls, and compare its times with the limits of the device.
 
@@ -1118,6 +1125,7 @@ def _case_time(
         one: the measurement of the case.
         draw: draws the values of its calls.
         device: the state of the device; notes are appended.
+        allocate: asks for the memory of a judge on the GPU.
 
     Returns:
         What is reported of the case.
@@ -1128,6 +1136,8 @@ def _case_time(
     assert device.roofline is not None
     case, paired, notes = one.candidate.case, one.paired, device.notes
     with one.candidate.session.gpu.using():
+        if not faster_on_host(task, one.work.tensor_bytes, paired.eager_us):
+            allocate()
         windows = draw()
     for captured in (False, True):
         _judge(task, one, windows, [r for r in one.results if r[1].captured is captured])

@@ -26,8 +26,6 @@ class Precision:
         budget: seconds of measuring a case: noise that depends on the process does not shrink in three.
         still_us: if two calls take longer than this together, in microseconds, the buffers move before the first round
             only: the address of a buffer changes the time of a call by a fraction of a microsecond.
-        cold_us: if eager takes longer than this, in microseconds, no untimed call comes before its first timed one: it would keep
-            the GPU for longer than what it warms is worth.
         graph_us: microseconds of a captured graph, if three calls fit: it runs at least three times while the GPU is held alone.
         audit_us: microseconds of the audit's back-to-back run: long compared with one command to a runner, which takes some tenths
             of a millisecond. A run that does not fit is repeated, and then lasts longer.
@@ -44,7 +42,6 @@ class Precision:
     half_width: float
     budget: float
     still_us: float
-    cold_us: float
     graph_us: float
     audit_us: float
     quiet: bool
@@ -54,13 +51,13 @@ CLEAR_LOG_RATIO = math.log(2.0)
 """Log units: the candidate takes less than half or more than twice eager's time."""
 REPORT = Precision(
     pairs=2, early_rounds=4, early_half_width=0.005, clear_half_width=0.015, clear_relative_width=0.02,
-    min_rounds=6, max_rounds=24, half_width=0.01, budget=1.0, still_us=1000.0, cold_us=math.inf, graph_us=30_000.0,
+    min_rounds=6, max_rounds=24, half_width=0.01, budget=1.0, still_us=1000.0, graph_us=30_000.0,
     audit_us=10_000.0, quiet=True,
 )  # fmt: skip
 """For reports: within 1 %."""
 TRAINING = Precision(
     pairs=1, early_rounds=3, early_half_width=0.03, clear_half_width=0.05, clear_relative_width=0.05,
-    min_rounds=4, max_rounds=8, half_width=0.03, budget=0.4, still_us=100.0, cold_us=10_000.0, graph_us=15_000.0,
+    min_rounds=4, max_rounds=8, half_width=0.03, budget=0.4, still_us=100.0, graph_us=15_000.0,
     audit_us=5_000.0, quiet=False,
 )  # fmt: skip
 """For rewards: within 3 %, in about half the time. Fewer timed calls are judged: as few as three of each case."""

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,6 +103,27 @@ def test_the_grading_that_began_first_is_alone_first(tmp_path) -> None:
     assert order == [3, 0, 1, 2]
 
 
+def test_who_overtakes_does_not_end_the_time_for_those_that_share(tmp_path) -> None:
+    """A request that began earlier came while the last one of a batch waited, and entered before the window after the batch."""
+    lease, order, threads = GpuLock("g", tmp_path), list[str](), []
+    first, second = GpuHold(lease), GpuHold(lease)
+    lease._write_state(gpu_lock.EXCLUSIVE_BATCH - 1, 0.0)
+
+    def wait(name: str, hold: Any) -> None:
+        with hold:
+            order.append(name)
+            time.sleep(0.1)  # those that want to share announce it meanwhile
+
+    with lease.shared():
+        for name, hold in (("last of batch", second.alone()), ("shared", lease.shared()), ("overtakes", first.alone())):
+            threads.append(threading.Thread(target=wait, args=(name, hold)))
+            threads[-1].start()
+            time.sleep(0.1)
+    for thread in threads:
+        thread.join(5)
+    assert order == ["last of batch", "shared", "overtakes"]
+
+
 def test_the_wait_is_told(tmp_path) -> None:
     lease = GpuLock("g", tmp_path)
     waits: list[float] = []
@@ -128,6 +150,20 @@ def test_known_users_are_those_that_live_or_lived_a_moment_ago(tmp_path, monkeyp
         assert lease.users() == {os.getpid(), os.getppid(), ended.pid}
     monkeypatch.setattr(gpu_lock, "ENDED_PROCESS_SECONDS", 0.0)
     assert ended.pid not in lease.users() and not (lease.folder / "users" / str(ended.pid)).exists()
+
+
+def test_a_runner_that_ends_before_its_grading_stays_known(tmp_path, monkeypatch) -> None:
+    """The driver tells for a while that it has computed: the grading that measures next took it for a stranger."""
+    lease = GpuLock("g", tmp_path)
+    process = subprocess.Popen(["sleep", "60"])
+    with lease.user(process.pid):
+        file = lease.folder / "users" / str(process.pid)
+        os.utime(file, (0, 0))  # it was started long ago
+        process.kill()
+        process.wait()
+        lease.know(process.pid)
+        assert process.pid in lease.users()
+    assert process.pid in lease.users()
 
 
 def test_a_grading_may_ask_within_what_it_holds(tmp_path) -> None:
