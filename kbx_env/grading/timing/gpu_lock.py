@@ -403,13 +403,14 @@ class GpuLock:
         Args:
             pid: its process id.
         """
-        self.know(pid)
+        file = self._user_file(pid)
+        file.touch()
         try:
             yield
         finally:
-            # Its end starts the time for which it stays known.
+            # Its end starts the time for which it stays known. Perhaps the interpreter ends, and no path can be made any more.
             with contextlib.suppress(OSError):
-                self.know(pid)
+                file.touch()
 
     def know(self, pid: int) -> None:
         """Let a process count as one that respects this lock, as long as it runs and ``ENDED_PROCESS_SECONDS`` from now on.
@@ -417,7 +418,11 @@ class GpuLock:
         Args:
             pid: its process id.
         """
-        (self.folder / "users" / str(pid)).touch()
+        self._user_file(pid).touch()
+
+    def _user_file(self, pid: int) -> Path:
+        """Return the file that names a process."""
+        return self.folder / "users" / str(pid)
 
     def users(self) -> frozenset[int]:
         """Return the ids of registered processes that run or ended within the last ``ENDED_PROCESS_SECONDS``."""
