@@ -2,10 +2,10 @@
 alone.
 
 The lock consists of advisory locks (flock) on files in a folder of the GPU. The operating system releases them when a
-process dies. Exclusive requests are served in the order in which their gradings got runners. The GPU idles while an
-exclusive request waits for the last shared holder, so exclusive holders run in batches of ``EXCLUSIVE_BATCH``; then a
-shared window of ``SHARED_WINDOW_SECONDS`` follows, in which an exclusive request gets the GPU only while nobody shares it.
-The window ends early when a crowd of exclusive requests waits.
+process dies. Exclusive holders are served in the order of their requests. The GPU idles while an exclusive request
+waits for the last shared holder, so exclusive holders run in batches of ``EXCLUSIVE_BATCH``; then a shared window of
+``SHARED_WINDOW_SECONDS`` follows, in which an exclusive request gets the GPU only while nobody shares it. The window ends
+early when a crowd of exclusive requests waits.
 
 A CUDA context disturbs a timed call seldom, by some per cent. It is made while somebody holds the GPU alone, unless a holder, or
 who waits to be one, asks for quiet: who measures within 1 % does, who measures within 3 % does not.
@@ -21,7 +21,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
@@ -54,11 +54,6 @@ polls."""
 MAX_POLL_SECONDS = 0.02
 """Largest pause between two attempts of a shared request, or to reserve memory. With ``POLL_SECONDS`` a dozen of them would keep
 half a core busy."""
-
-
-CONTEXTS_AT_ONCE = 2
-"""Processes of a host that make a CUDA context at the same time, at most one for each GPU. With one for all of four GPUs gradings
-wait for their runners."""
 
 
 def _growing_pauses() -> Iterator[float]:
@@ -120,63 +115,50 @@ class GpuLock:
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
-        """Make a CUDA context, or what belongs to one, within the block; ``CONTEXTS_AT_ONCE`` processes of the host at a time.
+        """Make a CUDA context, or what belongs to one, within the block; one process of the host at a time.
 
         The driver makes one context after the other, for all GPUs of the host, and whoever asks it for anything waits in the same
         line: who measures waits the longer the more contexts are asked for at once.
         """
+        host = f"../kbx-gpu-{os.getuid()}-contexts"  # begins as the locks' folders do, which runners may not read
         with self._locked("start", fcntl.LOCK_EX):
             making = self._take("making", fcntl.LOCK_EX)
             try:
                 if not self.quiet_wanted():  # who wants it from now on waits for "making"
-                    with self._one_of_host():
+                    with self._locked(host, fcntl.LOCK_EX):
                         yield
                     return
             finally:
                 os.close(making)
-            with self.shared(), self._one_of_host():
+            with self.shared(), self._locked(host, fcntl.LOCK_EX):
                 yield
 
     @contextlib.contextmanager
-    def _one_of_host(self) -> Iterator[None]:
-        """Be one of ``CONTEXTS_AT_ONCE`` processes of the host within the block."""
-        name = f"../kbx-gpu-{os.getuid()}-contexts"  # begins as the locks' folders do, which runners may not read
-        held = self._take_one([f"{name}{k}" for k in range(CONTEXTS_AT_ONCE)])
-        try:
-            yield
-        finally:
-            os.close(held)
-
-    @contextlib.contextmanager
-    def alone(self, quiet: bool = True, since: int | None = None) -> Iterator[float]:
-        """Hold the lock exclusively within the block; of exclusive requests the one with the earliest ``since`` is served first.
+    def alone(self, quiet: bool = True) -> Iterator[float]:
+        """Hold the lock exclusively within the block; exclusive requests are served first come, first served.
 
         Args:
             quiet: no CUDA context is made meanwhile.
-            since: nanoseconds of ``time.monotonic_ns``; by default those of the request.
 
         Yields:
             Seconds waited.
         """
         began = time.monotonic()
         with self._ticket("quiet") if quiet else contextlib.nullcontext():
-            with self._ticket("line", since) as ticket:
-                use, window_left = None, 0.0
-                while use is None:
-                    self._await_line(ticket)
-                    use = self._idle_in_window()
-                    if use is None:
-                        use = self._use_in_turn(ticket)
-                    else:
-                        window_left = max(0.0, self._read_state()[1] - time.monotonic())
-                count, began_use = self._read_state()[0] + 1, time.time()
+            with self._first_in_line():
+                use = self._idle_in_window()
+                window_left = 0.0 if use is None else max(0.0, self._read_state()[1] - time.monotonic())
+                if use is None:
+                    with self._locked("turn", fcntl.LOCK_EX):
+                        use = self._take("use", fcntl.LOCK_EX)
+                count, since = self._read_state()[0] + 1, time.time()
                 self._write_state(count, 0.0)
             try:
                 if quiet:
                     os.close(self._take("making", fcntl.LOCK_EX))  # what began before it was asked for quiet
                 yield time.monotonic() - began
             finally:
-                self._end_alone(use, count, began_use, window_left)
+                self._end_alone(use, count, since, window_left)
 
     def _end_alone(self, use: int, count: int, since: float, window_left: float) -> None:
         """Release the exclusive use, and open a shared window where one is due.
@@ -293,46 +275,23 @@ class GpuLock:
         folder = self.folder / "line"
         return any(_is_live(folder / name) for name in os.listdir(folder))
 
-    def _await_line(self, ticket: str) -> None:
-        """Wait until no exclusive request is before that with this ticket.
+    @contextlib.contextmanager
+    def _first_in_line(self) -> Iterator[None]:
+        """Wait until this is the first exclusive request, and stay first within the block.
 
         The queue makes the lock fair: of several processes that poll a lock any may get it, and one may wait for ever.
         """
-        # The further back in the queue, the longer the pauses.
-        while ahead := self._ahead(ticket):
-            time.sleep(5 * POLL_SECONDS * min(ahead, 5))
-
-    def _ahead(self, ticket: str) -> int:
-        """Return how many exclusive requests are before that with this ticket."""
         folder = self.folder / "line"
-        return sum(_is_live(folder / name) for name in sorted(os.listdir(folder)) if name < ticket)
-
-    def _use_in_turn(self, ticket: str) -> int | None:
-        """Take the turn, and in it wait for the last that share the GPU.
-
-        Args:
-            ticket: of the exclusive request.
-
-        Returns:
-            The file descriptor of the exclusive use; ``None`` if the turn is another one's, or if an earlier request has come or a
-            shared window has opened meanwhile.
-        """
-        turn = self._try("turn", fcntl.LOCK_EX)
-        if turn is None:
-            time.sleep(POLL_SECONDS)
-            return None
-        try:
-            if self._ahead(ticket) or self._shared_window_due():
-                return None
-            return self._take("use", fcntl.LOCK_EX)
-        finally:
-            os.close(turn)
+        with self._ticket("line") as ticket:
+            # The further back in the queue, the longer the pauses.
+            while ahead := sum(_is_live(folder / name) for name in sorted(os.listdir(folder)) if name < ticket):
+                time.sleep(5 * POLL_SECONDS * min(ahead, 5))
+            yield
 
     @contextlib.contextmanager
-    def _ticket(self, folder: str, since: int | None = None) -> Iterator[str]:
-        """Keep a file that names this process in a folder within the block; yields its name, which sorts by ``since`` or by now."""
-        since = time.monotonic_ns() if since is None else since
-        ticket = self.folder / folder / f"{since:020d}-{os.getpid()}-{threading.get_ident()}"
+    def _ticket(self, folder: str) -> Iterator[str]:
+        """Keep a file that names this process in a folder within the block; yields its name, which sorts by time."""
+        ticket = self.folder / folder / f"{time.monotonic_ns():020d}-{os.getpid()}-{threading.get_ident()}"
         ticket.touch()
         try:
             yield ticket.name
@@ -366,16 +325,6 @@ class GpuLock:
         except BlockingIOError:
             os.close(fd)
             return None
-
-    def _take_one(self, names: Sequence[str]) -> int:
-        """Wait for one of some lock files, and hold it exclusively; its file descriptor."""
-        for pause in _growing_pauses():
-            for name in names:
-                held = self._try(name, fcntl.LOCK_EX)
-                if held is not None:
-                    return held
-            time.sleep(pause)
-        raise AssertionError("unreachable")
 
     def _take(
         self, name: str, kind: int, on_wait: Callable[[], None] = lambda: None, pauses: Iterator[float] | None = None
@@ -446,9 +395,6 @@ class GpuHold:
     Args:
         gpu_lock: the lock; ``None`` where no GPU is shared (the CPU backend).
 
-    It is made when a grading gets its runner. A grading that got it before another measures first: one that measures several times
-    does not wait behind all others each time.
-
     Attributes:
         waited: seconds waited so far; they count against no time limit.
         spent: seconds for which the GPU was held, by kind: ``shared`` and ``alone``.
@@ -456,7 +402,7 @@ class GpuHold:
 
     def __init__(self, gpu_lock: GpuLock | None) -> None:
         self._gpu_lock, self._kind, self.waited = gpu_lock, "", 0.0
-        self._began, self._held, self._since = 0.0, ExitStack(), time.monotonic_ns()
+        self._began, self._held = 0.0, ExitStack()
         self.spent = {"shared": 0.0, "alone": 0.0}
 
     def using(self) -> AbstractContextManager[None]:
@@ -471,8 +417,7 @@ class GpuHold:
         Args:
             quiet: no CUDA context is made meanwhile.
         """
-        lock = self._gpu_lock
-        return self._hold(None if lock is None else functools.partial(lock.alone, quiet, self._since), "alone")
+        return self._hold(None if self._gpu_lock is None else functools.partial(self._gpu_lock.alone, quiet), "alone")
 
     @contextlib.contextmanager
     def room(self, share: float, pool: str = "room") -> Iterator[None]:
