@@ -1,21 +1,30 @@
-"""Measure how much single calls of torch eager differ, on a quiet machine and beside a load on every core.
+"""Measure how much single calls of torch eager differ: on a quiet machine, beside a load on every core, and beside CUDA contexts.
 
     python benchmarks/eager_spread.py OUT.jsonl [--tasks 'linearalgebra/*'] [--calls 40] [--slow-us 5000] [--seconds S]
+                                      [--contexts 3]
 
 Eager is the denominator of every speedup. Where it spends its time on the host, as solvers of small matrices do, other work on the
-cores makes it slower, and the speedup larger. Each line of OUT is one timed case whose call takes at least ``--slow-us``
-microseconds: the times of its calls in order, in microseconds, without and with the load, and which of them the host enqueued too
-late for the device. One process, nothing else on the GPU.
+cores makes it slower, and the speedup larger. So does whoever asks NVIDIA's driver for something, if eager asks it in each call: it
+serves one process of the host at a time. Each line of OUT is one timed case whose call takes at least ``--slow-us`` microseconds.
+It has the times of its calls in order, in microseconds, without a load, with one on the cores, and beside ``--contexts`` processes
+that make one CUDA context after the other; which of the calls the host enqueued too late for the device; and by the number of a
+request to the driver, how often a call makes it (needs gcc). Nothing else uses the GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fnmatch
+import multiprocessing
+import os
 import statistics
+import struct
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +34,7 @@ if __package__ in (None, ""):
 
 import torch
 
+from benchmarks import driver_lock, hold_steps
 from benchmarks.experts_timed import load_on_all_cores
 from kbx_env import jsonl
 from kbx_env.grading import compulsory_work, reference
@@ -60,7 +70,32 @@ def times(contestant: EagerContestant, calls: int) -> dict[str, list[float]]:
     return {"us": us, "late": late}
 
 
-def spread(name: str, index: int, calls: int, slow_us: float) -> dict[str, Any] | None:
+@contextlib.contextmanager
+def contexts_made(processes: int) -> Iterator[None]:
+    """Have so many processes make one CUDA context after the other on this GPU within the block."""
+    spawn = multiprocessing.get_context("spawn")
+    uuid = f"GPU-{str(torch.cuda.get_device_properties(0).uuid).removeprefix('GPU-')}"
+    made = [spawn.Process(target=driver_lock._chain, args=(uuid, True, float("inf"))) for _ in range(processes)]
+    for process in made:
+        process.start()
+    time.sleep(4.0 if made else 0.0)  # they import torch first
+    try:
+        yield
+    finally:
+        for process in made:
+            process.kill()
+            process.join()
+
+
+def requests() -> dict[int, int]:
+    """Return how often this process has made each request to the driver, by its number; those to unified memory from 256 on."""
+    with contextlib.suppress(OSError, KeyError):
+        counts = Path(os.environ[hold_steps.COUNTS], str(os.getpid())).read_bytes()
+        return {k: made for k, (made, _) in enumerate(struct.iter_unpack("QQ", counts)) if made}
+    return {}
+
+
+def spread(name: str, index: int, calls: int, slow_us: float, contexts: int) -> dict[str, Any] | None:
     """Measure one timed case.
 
     Args:
@@ -68,6 +103,7 @@ def spread(name: str, index: int, calls: int, slow_us: float) -> dict[str, Any] 
         index: of the case among those that fit into the device's memory.
         calls: calls without, and calls with the load.
         slow_us: microseconds of a call from which on a case is measured.
+        contexts: processes that make contexts.
 
     Returns:
         A JSON object; ``None`` if the call is faster.
@@ -79,10 +115,15 @@ def spread(name: str, index: int, calls: int, slow_us: float) -> dict[str, Any] 
         contestant.prepare(InputWindows.draw(task, case, list(range(input_windows.MAX_DRAWS)), "cuda"), 2)
         if statistics.median(times(contestant, 3)["us"]) < slow_us:
             return None
+        before = requests()
         quiet = times(contestant, calls)
+        each = {number: (made - before.get(number, 0)) / calls for number, made in requests().items()}
         with load_on_all_cores(True):
             loaded = times(contestant, calls)
-        return {"task": name, "case": case.label(), "quiet": quiet, "loaded": loaded}
+        with contexts_made(contexts):
+            beside = times(contestant, calls)
+        return {"task": name, "case": case.label(), "quiet": quiet, "loaded": loaded, "contexts": beside,
+                "requests_a_call": {str(number): made for number, made in each.items() if made}}  # fmt: skip
     finally:
         contestant.watch.close()
         torch.cuda.empty_cache()
@@ -95,18 +136,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tasks", default=TASKS, help="comma-separated patterns of task ids")
     parser.add_argument("--calls", type=int, default=40, help="of each case, without and with the load")
     parser.add_argument("--slow-us", type=float, default=5000.0, help="microseconds of a call from which on a case is measured")
+    parser.add_argument("--contexts", type=int, default=3, help="processes that make contexts (default: 3)")
     parser.add_argument("--seconds", type=float, default=90.0, help="after which no case begins")
     a = parser.parse_args(argv)
     if not torch.cuda.is_available():
         print("eager_spread.py: it measures a CUDA GPU, and there is none", file=sys.stderr)
         return 2
+    if hold_steps.COUNTS not in os.environ:
+        with tempfile.TemporaryDirectory() as folder:
+            counting = hold_steps.counting(Path(folder))
+            return subprocess.run([sys.executable, __file__, *(sys.argv[1:] if argv is None else argv)], env=counting).returncode
     began, memory = time.monotonic(), torch.cuda.get_device_properties(0).total_memory
     with a.out.open("w") as out:
         for name in (t for t in task_ids() if any(fnmatch.fnmatch(t, p.strip()) for p in a.tasks.split(","))):
             for index in range(len(compulsory_work.fitting(load_task(name), memory, timed(load_task(name), "published")))):
                 if time.monotonic() - began > a.seconds:
                     return 0
-                if row := spread(name, index, a.calls, a.slow_us):
+                if row := spread(name, index, a.calls, a.slow_us, a.contexts):
                     out.write(jsonl.encode(row))
                     out.flush()
     return 0

@@ -162,6 +162,20 @@ def means(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     return dict(sorted(found.items(), key=lambda item: -item[1]["ms"]))
 
 
+def counting(folder: Path) -> dict[str, str]:
+    """Return an environment in which the requests of processes to the driver are counted. It needs gcc.
+
+    Args:
+        folder: for the library and the counts.
+    """
+    (counts := folder / "counts").mkdir()
+    os.chmod(folder, 0o755)
+    os.chmod(counts, 0o777)  # runners may have another user
+    library = folder / "requests.so"
+    subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", library, ROOT / "driver_requests.c", "-ldl"], check=True)
+    return {**os.environ, COUNTS: str(counts), "LD_PRELOAD": str(library)}
+
+
 def _run(command: Sequence[str], environment: dict[str, str]) -> int:
     """Run a command to its end; its status, or 130 if it was interrupted: what was measured by then counts."""
     with subprocess.Popen(command, env=environment) as process:
@@ -188,18 +202,13 @@ def main(arguments: Sequence[str]) -> int:
     out = Path(arguments[0])
     with tempfile.TemporaryDirectory() as folder:
         (rows := Path(folder, "rows")).mkdir()
-        (counts := Path(folder, "counts")).mkdir()
-        os.chmod(folder, 0o755)
-        os.chmod(counts, 0o777)  # runners may have another user
-        library = Path(folder, "requests.so")
-        subprocess.run(["gcc", "-O2", "-shared", "-fPIC", "-o", library, ROOT / "driver_requests.c", "-ldl"], check=True)
+        environment = counting(Path(folder))
         at_start = f"import sys\nsys.path.append({str(ROOT)!r})\nimport hold_steps\nhold_steps.install()\n"
         Path(folder, "sitecustomize.py").write_text(at_start)
         path = os.pathsep.join(p for p in (folder, str(ROOT.parent), os.environ.get("PYTHONPATH")) if p)
-        more = {ROWS: str(rows), COUNTS: str(counts), "LD_PRELOAD": str(library), "PYTHONPATH": path}
-        status = _run(arguments[2:], {**os.environ, **more})
+        status = _run(arguments[2:], {**environment, ROWS: str(rows), "PYTHONPATH": path})
         found = [row for file in sorted(rows.iterdir()) for line in file.read_text().splitlines() for row in _parsed(line)]
-        requests, seconds = _of_all(counts)
+        requests, seconds = _of_all(Path(environment[COUNTS]))
     if not found:
         print("hold_steps.py: no grading has held a GPU alone; the command needs a GPU and correct kernels", file=sys.stderr)
         return status or 2
