@@ -122,6 +122,15 @@ class EagerContestant:
         self.watch = watch or Stopwatch(device)
         self.device = device
         self._function = function or task.eager or task.reference
+        self._calls = self._late = 0  # timed so far, and those of them that the host enqueued too late
+
+    @property
+    def host_bound(self) -> bool:
+        """Whether most timed calls kept the device waiting for the host, as solvers of small matrices do.
+
+        Other work of the machine makes such calls slower.
+        """
+        return 2 * self._late > self._calls
 
     def prepare(
         self, draws: list[dict[str, Any]] | InputWindows, slots: int = SLOTS, turning: Mapping[str, Sequence[int]] | None = None
@@ -164,6 +173,7 @@ class EagerContestant:
         """See ``Contestant``."""
         with reference.exact_matmul():
             reply = self.watch.measure({"order": list(order), "turns": windows, "flush": flush, "warm": warm})
+        self._calls, self._late = self._calls + len(reply["us"]), self._late + len(reply["late"])
         return in_time([float(u) for u in reply["us"]], reply["late"])
 
     def launch_us(self) -> float | None:

@@ -738,6 +738,7 @@ class _Measured:
     disturbed: bool
     results: list[tuple[Window, Fetched]]
     after: Reading | None
+    host_bound: bool = False  # of eager
 
     @property
     def kept_bytes(self) -> int:
@@ -1010,7 +1011,7 @@ class _Measuring:
         if captured and not self.task.written(case.args):
             # A call may detect that it is captured and behave otherwise; it must be right all the same.
             results += candidate.replayed(windows, result_bytes, few_inputs)
-        return _Measured(candidate, paired, work, disturbed is not None, results, after)
+        return _Measured(candidate, paired, work, disturbed is not None, results, after, eager.host_bound)
 
 
 def _slots(work: _CaseWork) -> int:
@@ -1145,6 +1146,8 @@ def _case_time(
     if belief.impossible and not one.disturbed:
         detail = f"{case.label()}: {belief.doubt}"
         raise GradingAborted(Verdict.REJECTED, detail, [Violation("impossible_speed", detail)])
+    if one.host_bound:
+        notes.append(f"{case.label()}: eager's calls wait for the host, so other work of the machine changes the speedup")
     if belief.doubt is not None:
         unexplained = "; not believed unexplained" if belief.void else ""
         notes.append(f"{case.label()}: in {ATTEMPTS} attempts {belief.doubt}{unexplained}")

@@ -374,12 +374,25 @@ def test_a_judge_on_the_host_asks_for_no_memory_of_the_gpu(monkeypatch: pytest.M
     candidate = SimpleNamespace(session=session, case=case)
     work = clock._CaseWork(1 << 20, 1 << 20, 2 << 20, 0, 2 << 20)
     paired = clock.Paired(us, 40.0, 0.1, 0.0, 0.2, 3, us)
-    one = clock._Measured(candidate, paired, work, False, [], None)  # type: ignore[arg-type]
+    one = clock._Measured(candidate, paired, work, False, [], None, host_bound=hosted)  # type: ignore[arg-type]
     monkeypatch.setattr(clock, "_judge", lambda *_: steps.append("judged"))
     device: Any = SimpleNamespace(roofline=physical_limits("none", 0, 0, 0), notes=[])
     draw: Any = lambda: steps.append("drawn")  # noqa: E731
     clock._case_time(load_task("activation/gelu_fp16"), one, draw, device, lambda: steps.append("allocated"))
     assert steps == ["shared", *["allocated"] * (not hosted), "drawn", "left", "judged", "judged"]
+    assert ["wait for the host" in note for note in device.notes] == [True] * hosted
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_baseline_that_keeps_the_device_waiting_is_bound_by_the_host(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+    """Beside four GPUs whose gradings ask the driver, eager's ``det`` took twice as long, and so did the speedup."""
+    eager = contestants.EagerContestant(load_task("linearalgebra/det"), CASE, "cpu", Stopwatch("cpu", FakeDevice()))
+    assert not eager.host_bound
+    replies = iter([{"us": [9.0] * 5, "late": [0, 1, 2, 3, 4] if late else [3]}, {"us": [9.0], "late": [0]}])
+    monkeypatch.setattr(eager.watch, "measure", lambda header: next(replies))
+    eager.measure([0, 1, 2, 0, 1])
+    eager.measure([0])
+    assert eager.host_bound is late
 
 
 def test_the_limit_of_memory_counts_what_torch_has_and_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
