@@ -52,7 +52,7 @@ def _fast_length(n: int) -> int:
     return int(next_fast_len(n, True))
 
 
-_SECRET: ContextVar[int] = ContextVar("secret of the grading, for judges of randomness", default=0)
+_SECRET: ContextVar[int] = ContextVar("secret", default=0)
 
 
 @contextlib.contextmanager
