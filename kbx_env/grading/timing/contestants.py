@@ -114,6 +114,9 @@ class EagerContestant:
         function: the timed function; by default the task's eager call.
     """
 
+    _calls = _late = 0
+    """Timed calls so far, and those of them that the host enqueued too late."""
+
     def __init__(
         self, task: Task, case: Case, device: str = "cuda", watch: Stopwatch | None = None,
         function: Callable[..., Any] | None = None,
@@ -122,7 +125,6 @@ class EagerContestant:
         self.watch = watch or Stopwatch(device)
         self.device = device
         self._function = function or task.eager or task.reference
-        self._calls = self._late = 0  # timed so far, and those of them that the host enqueued too late
 
     @property
     def host_bound(self) -> bool:

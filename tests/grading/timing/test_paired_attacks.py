@@ -69,6 +69,7 @@ def time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
             return result
 
         monkeypatch.setattr(sides.EagerContestant, "__init__", _eager(eager))
+        monkeypatch.setattr(sides.EagerContestant, "host_bound", False)  # the model's clock does not run while the host works
         talk = FakeTalk(task, device, make(device), request.param)
         return paired.time_task(task, talk, precision=precision)  # type: ignore[arg-type]
 
