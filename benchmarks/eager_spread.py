@@ -48,6 +48,8 @@ TASKS = (
     "linearalgebra/*,normalization/spectral_norm_eig,normalization/symmetric_matrix_vector_norm,fusion/fused_*_solve,"
     "fusion/fused_masked_select_add_gelu,matrixmultiply/matrix_power_eig"
 )
+START_SECONDS, MOST_SECONDS = 60.0, 300.0
+"""Seconds until a process must have made its first context, and for which it makes contexts at most."""
 
 
 def times(contestant: EagerContestant, calls: int) -> dict[str, list[float]]:
@@ -75,16 +77,28 @@ def contexts_made(processes: int) -> Iterator[None]:
     """Have so many processes make one CUDA context after the other on this GPU within the block."""
     spawn = multiprocessing.get_context("spawn")
     uuid = f"GPU-{str(torch.cuda.get_device_properties(0).uuid).removeprefix('GPU-')}"
-    made = [spawn.Process(target=driver_lock._chain, args=(uuid, True, float("inf"))) for _ in range(processes)]
-    for process in made:
-        process.start()
-    time.sleep(4.0 if made else 0.0)  # they import torch first
+    begun, made = spawn.Semaphore(0), list[Any]()
     try:
+        for _ in range(processes):
+            made.append(spawn.Process(target=_make_contexts, args=(uuid, begun), daemon=True))
+            made[-1].start()
+        for _ in made:
+            if not begun.acquire(timeout=START_SECONDS):
+                raise RuntimeError(f"no context in {START_SECONDS:.0f} s")
         yield
+        if ended := [p.exitcode for p in made if not p.is_alive()]:
+            raise RuntimeError(f"processes that make contexts have ended, with exit status {ended}")
     finally:
         for process in made:
             process.kill()
             process.join()
+
+
+def _make_contexts(uuid: str, begun: Any) -> None:
+    """Make one context, tell so, and then one after the other for at most ``MOST_SECONDS``."""
+    driver_lock._chain(uuid, False, time.time() + 0.01)
+    begun.release()
+    driver_lock._chain(uuid, False, time.time() + MOST_SECONDS)
 
 
 def requests() -> dict[int, int]:

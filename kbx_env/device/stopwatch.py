@@ -600,14 +600,7 @@ class Stopwatch:
                 results.append((i, call(self._slots[i])))
 
         try:
-            try:
-                self._replay_graph = self._driver.capture(body, reserve if at_once else 0)
-            except RuntimeError as e:
-                if not (at_once and reserve and "out of memory" in str(e).lower()):
-                    raise
-                results.clear()
-                self._settle()
-                self._replay_graph = self._driver.capture(body)  # less may be enough
+            self._replay_graph = self._captured(body, results, reserve if at_once else 0)
         except Exception:  # anything that a capture does not allow
             self._replay_graph = None
             with contextlib.suppress(Exception):  # the failed capture may leave an error that the next call reports
@@ -619,6 +612,28 @@ class Stopwatch:
         self._graph_results = results
         self._settle()
         return {"captured": True}
+
+    def _captured(self, body: Callable[[], None], results: list[tuple[int, Any]], reserve: int) -> Callable[[], None]:
+        """Capture a graph; if its memory is not to be had at once, again, step by step.
+
+        Args:
+            body: Makes the calls, and adds their results to ``results``.
+            results: Of the calls.
+            reserve: Bytes that are asked for at once; 0 for none.
+
+        Returns:
+            As ``Driver.capture``.
+        """
+        try:
+            return self._driver.capture(body, reserve)
+        except RuntimeError as e:
+            if not reserve or "out of memory" not in str(e).lower():
+                raise
+        # Not in the handler: the error's traceback keeps the graph that failed, and its memory.
+        results.clear()
+        self._settle()
+        self._driver.trim_cache(0)
+        return self._driver.capture(body)
 
     def _result_bytes(self) -> int:
         """Return the bytes that the new tensors of the last result take of torch's memory."""
