@@ -8,7 +8,7 @@ cores makes it slower, and the speedup larger. So does whoever asks NVIDIA's dri
 serves one process of the host at a time. Each line of OUT is one timed case whose call takes at least ``--slow-us`` microseconds.
 It has the times of its calls in order, in microseconds, without a load, with one on the cores, and beside ``--contexts`` processes
 that make one CUDA context after the other; which of the calls the host enqueued too late for the device; and by the number of a
-request to the driver, how often a call makes it (needs gcc). Nothing else uses the GPU.
+request to the driver, how often a call makes it (null without gcc). Nothing else uses the GPU.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import contextlib
 import fnmatch
 import multiprocessing
 import os
+import shutil
 import statistics
 import struct
 import subprocess
@@ -101,12 +102,15 @@ def _make_contexts(uuid: str, begun: Any) -> None:
     driver_lock._chain(uuid, False, time.time() + MOST_SECONDS)
 
 
-def requests() -> dict[int, int]:
-    """Return how often this process has made each request to the driver, by its number; those to unified memory from 256 on."""
+def requests() -> dict[int, int] | None:
+    """Return how often this process has made each request to the driver, by its number; ``None`` where nobody counts.
+
+    Those to unified memory have numbers from 256 on.
+    """
     with contextlib.suppress(OSError, KeyError):
         counts = Path(os.environ[hold_steps.COUNTS], str(os.getpid())).read_bytes()
         return {k: made for k, (made, _) in enumerate(struct.iter_unpack("QQ", counts)) if made}
-    return {}
+    return None
 
 
 def spread(name: str, index: int, calls: int, slow_us: float, contexts: int) -> dict[str, Any] | None:
@@ -131,13 +135,14 @@ def spread(name: str, index: int, calls: int, slow_us: float, contexts: int) -> 
             return None
         before = requests()
         quiet = times(contestant, calls)
-        each = {number: (made - before.get(number, 0)) / calls for number, made in requests().items()}
+        after = requests()
+        each = None if before is None or after is None else {str(k): (n - before.get(k, 0)) / calls for k, n in after.items()}
         with load_on_all_cores(True):
             loaded = times(contestant, calls)
         with contexts_made(contexts):
             beside = times(contestant, calls)
         return {"task": name, "case": case.label(), "quiet": quiet, "loaded": loaded, "contexts": beside,
-                "requests_a_call": {str(number): made for number, made in each.items() if made}}  # fmt: skip
+                "requests_a_call": each and {number: made for number, made in each.items() if made}}  # fmt: skip
     finally:
         contestant.watch.close()
         torch.cuda.empty_cache()
@@ -156,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("eager_spread.py: it measures a CUDA GPU, and there is none", file=sys.stderr)
         return 2
-    if hold_steps.COUNTS not in os.environ:
+    if hold_steps.COUNTS not in os.environ and shutil.which("gcc"):
         with tempfile.TemporaryDirectory() as folder:
             counting = hold_steps.counting(Path(folder))
             return subprocess.run([sys.executable, __file__, *(sys.argv[1:] if argv is None else argv)], env=counting).returncode

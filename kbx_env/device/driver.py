@@ -285,7 +285,7 @@ class Driver:
         side = handle()
         bind(held, "cuStreamCreate", ctypes.POINTER(handle), ctypes.c_uint)(ctypes.byref(side), _NON_BLOCKING)
         self._side = torch.cuda.ExternalStream(side.value)
-        self._arena, self._kept = Arena(self.alloc_dedicated, self.free_dedicated, KEPT_CACHE_BYTES), KEPT_CACHE_BYTES
+        self._arena, self._cache_limit = Arena(self.alloc_dedicated, self.free_dedicated, KEPT_CACHE_BYTES), KEPT_CACHE_BYTES
         self._latest_graph: tuple[Any, int] | None = None  # the next one gets its memory: so many bytes
         self.emptied = 0
         """How often torch's unused memory was given back."""
@@ -344,13 +344,13 @@ class Driver:
         """Free memory of ``alloc_dedicated``."""
         self._free(address)
 
-    def keep(self, size: int) -> None:
+    def set_cache_limit(self, size: int) -> None:
         """Set how much freed memory of each kind this process may keep while it is not asked to give back.
 
         Args:
             size: Bytes.
         """
-        self._kept = self._arena.kept = size
+        self._cache_limit = self._arena.kept = size
 
     def give_back(self, keep: int = 0) -> None:
         """Return freed memory to the device for other processes: torch's, and that of ``alloc``.
@@ -522,7 +522,7 @@ class Driver:
         # Torch frees the memory of a graph with it: the latest one is kept until here, although nobody replays it any more.
         latest, self._latest_graph = self._latest_graph, None
         latest = latest if latest is not None and 0 < reserve <= latest[1] else None
-        self.trim_cache(self._kept + (0 if latest is None else latest[1]))
+        self.trim_cache(self._cache_limit + (0 if latest is None else latest[1]))
         side, graph = self._side, self._graph()
         pool = None if latest is None else self._pool(latest[0])
         self._set_stream(stream_id=side.stream_id, device_index=side.device_index, device_type=side.device_type)

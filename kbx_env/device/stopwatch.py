@@ -145,7 +145,7 @@ class Stopwatch:
         """
         self._driver.use_in_thread()
         self._ample = ample
-        self._driver.keep(AMPLE_CACHE_BYTES if ample else KEPT_CACHE_BYTES)
+        self._driver.set_cache_limit(AMPLE_CACHE_BYTES if ample else KEPT_CACHE_BYTES)
         self.clear()
         pool = pool_bytes(slots * slot_bytes)
         if pool <= (AMPLE_POOL_BYTES if ample else MAX_POOL_BYTES) and not self._has_pool(pool):
@@ -600,7 +600,7 @@ class Stopwatch:
                 results.append((i, call(self._slots[i])))
 
         try:
-            self._replay_graph = self._captured(body, results, reserve if at_once else 0)
+            self._replay_graph = self._capture_graph(body, results, reserve if at_once else 0)
         except Exception:  # anything that a capture does not allow
             self._replay_graph = None
             with contextlib.suppress(Exception):  # the failed capture may leave an error that the next call reports
@@ -613,7 +613,7 @@ class Stopwatch:
         self._settle()
         return {"captured": True}
 
-    def _captured(self, body: Callable[[], None], results: list[tuple[int, Any]], reserve: int) -> Callable[[], None]:
+    def _capture_graph(self, body: Callable[[], None], results: list[tuple[int, Any]], reserve: int) -> Callable[[], None]:
         """Capture a graph; if its memory is not to be had at once, again, step by step.
 
         Args:

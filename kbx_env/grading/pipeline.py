@@ -105,7 +105,7 @@ def run_pipeline(context: GradingContext) -> Outcome:
     """
     with contextlib.ExitStack() as closing:
         closing.callback(context.close)
-        closing.enter_context(randomness.placed_by(context.secret))
+        closing.enter_context(randomness.seeded_by(context.secret))
         outcome = _first_failure(context) or _correct(context)
         ended = time.perf_counter()
     outcome = replace(outcome, seconds={**outcome.seconds, "end": round(time.perf_counter() - ended, 4)})

@@ -29,7 +29,7 @@ class Graphs(Driver):
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self._graphs, self._latest_graph, self.emptied, self.unused = 0, None, 0, 0
-        self._kept = KEPT_CACHE_BYTES
+        self._cache_limit = KEPT_CACHE_BYTES
         self._side = SimpleNamespace(stream_id=1, device_index=0, device_type=1)
         self._arena: Any = SimpleNamespace(trim=lambda keep: None)
 
@@ -97,7 +97,7 @@ def test_memory_of_the_latest_graph_does_not_count_as_unused(monkeypatch: pytest
     device.unused += 1
     device.capture(lambda: None, 1000)
     assert device.emptied == 1
-    device.keep(KEPT_CACHE_BYTES + 1)  # where there is ample memory
+    device.set_cache_limit(KEPT_CACHE_BYTES + 1)  # where there is ample memory
     device.capture(lambda: None, 1000)
     assert device.emptied == 1
 

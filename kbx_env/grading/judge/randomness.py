@@ -56,7 +56,7 @@ _SECRET: ContextVar[int] = ContextVar("secret", default=0)
 
 
 @contextlib.contextmanager
-def placed_by(secret: bytes) -> Iterator[None]:
+def seeded_by(secret: bytes) -> Iterator[None]:
     """Let a secret decide where judges look within the block: otherwise a submission could choose its answer by these places.
 
     Args:

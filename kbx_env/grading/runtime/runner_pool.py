@@ -58,10 +58,10 @@ class RunnerSlot:
             self.mailbox.close()
 
     def end_runner(self) -> None:
-        """End the process before the slot. The driver tells for a while that it has computed, and it stays known for as long."""
+        """End the process before the slot. It stays registered: for a while the driver lists it among those that have computed."""
         self.runner.kill()
         if self._gpu_lock is not None:
-            self._gpu_lock.know(self.runner.pid)
+            self._gpu_lock.register(self.runner.pid)
 
     def close(self) -> None:
         """End the process and release its mailbox and its entry."""

@@ -361,7 +361,7 @@ class GpuLock:
             with contextlib.suppress(OSError):
                 file.touch()
 
-    def know(self, pid: int) -> None:
+    def register(self, pid: int) -> None:
         """Let a process count as one that respects this lock, as long as it runs and ``ENDED_PROCESS_SECONDS`` from now on.
 
         Args:

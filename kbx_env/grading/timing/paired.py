@@ -792,7 +792,7 @@ class _Measuring:
         ample, reading = False, None
         with contextlib.ExitStack() as later, session.gpu.alone(quiet=self.precision.quiet):
             # Whoever asks the driver for anything waits for a lock of the host: the device is read beside what else is asked for.
-            begun = telemetry.begin(self._own(session))
+            pending = telemetry.begin_reading(self._own(session))
             self.roofline = rooflines.roofline("cuda", session.gpu.file(f"ceilings-{torch.__version__}.json"))
             watch = Stopwatch(session.backend)
             try:
@@ -806,7 +806,7 @@ class _Measuring:
                     whole = candidate is candidates[-1]
                     ample = self._preallocate(eager, work[index:], None if index == 0 else ample)
                     if index == 0:
-                        reading = begun.result()
+                        reading = pending.result()
                         self.before = self.before or reading
                     # Readings take milliseconds: the last one of a case serves as the first one of the next.
                     since = reading if not measured else None if measured[-1].disturbed else measured[-1].after
@@ -818,14 +818,14 @@ class _Measuring:
                 # The driver clears what is freed, which disturbs others by some per cent. Who measures within 1 % must not be.
                 quiet = self.precision.quiet or session.gpu.quiet_wanted
                 if ample and not quiet and _free_bytes() >= LATE_FREE_BYTES:
-                    later.callback(self._free, watch, candidates[-1], ended=len(measured) == len(candidates))
+                    later.callback(self._release_memory, watch, candidates[-1], ended=len(measured) == len(candidates))
                 else:
-                    self._free(watch, candidates[-1])
+                    self._release_memory(watch, candidates[-1])
         self.after = measured[-1].after
         return [replace(m, disturbed=True) for m in measured] if self.disturbed_by_others else measured
 
     @staticmethod
-    def _free(watch: Stopwatch, candidate: RunnerContestant, ended: bool = False) -> None:
+    def _release_memory(watch: Stopwatch, candidate: RunnerContestant, ended: bool = False) -> None:
         """Give the memory of both contestants back.
 
         Args:
@@ -987,9 +987,9 @@ class _Measuring:
                 eager, candidate, windows=windows, check=check, precision=self.precision, about_us=about_us, slots=slots
             )  # fmt: skip
             own_pids = self._own(session)
-            begun = telemetry.begin(own_pids, whole)
+            pending = telemetry.begin_reading(own_pids, whole)
             captured = candidate.capture(result_bytes, _claimed_us(paired), self.precision.graph_us)  # beside the reading
-            after = begun.result()
+            after = pending.result()
             for reading in (first, after):
                 self._look_for_strangers(reading, session)
             disturbed = disturbance(first, after, own_pids) or _skewed(paired)

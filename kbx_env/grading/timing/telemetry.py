@@ -108,7 +108,7 @@ class Telemetry:
         self._nvml, self._handle = nvml, None
         self._last = 0
         self._listed: frozenset[int] = frozenset()  # the latest processes on the device
-        self._thread: ThreadPoolExecutor | None = None  # ends with this object
+        self._executor: ThreadPoolExecutor | None = None  # ends with this object
         if self._nvml is None and run is None:
             with contextlib.suppress(ImportError):
                 self._nvml = importlib.import_module("pynvml")
@@ -134,14 +134,14 @@ class Telemetry:
             return None
         return self._from_nvml(ours, whole) if self._handle is not None else self._from_tool()
 
-    def begin(self, ours: Collection[int] = (), whole: bool = True) -> Future[Reading | None]:
+    def begin_reading(self, ours: Collection[int] = (), whole: bool = True) -> Future[Reading | None]:
         """Begin to read the device, beside other work of the caller; arguments as for ``read``.
 
         Returns:
             What ``read`` returns.
         """
-        self._thread = self._thread or ThreadPoolExecutor(1, "telemetry")
-        return self._thread.submit(self.read, ours, whole)
+        self._executor = self._executor or ThreadPoolExecutor(1, "telemetry")
+        return self._executor.submit(self.read, ours, whole)
 
     def memory_of_others(self, ours: Collection[int]) -> int | None:
         """Return how much of the device's memory other processes hold, such as a trainer or a server of a model.

@@ -139,13 +139,13 @@ def test_the_secret_of_a_grading_decides_where_it_is_looked_at() -> None:
     values = next(_answers("mask0.5"))
 
     def places(secret: bytes) -> tuple[int, list[float]]:
-        with randomness.placed_by(secret):
+        with randomness.seeded_by(secret):
             start = randomness.Line(values, 0.25, 0.5).pieces(1 << 14)[0][0]
             return start, randomness.draw_matrices(torch.arange(200_000), 5)[0].tolist()
 
     found = [places(secret) for secret in (b"a", b"b", b"a")]
     assert found[0] == found[2] and all(x != y for x, y in zip(found[0], found[1], strict=True))
-    with randomness.placed_by(b"a"):
+    with randomness.seeded_by(b"a"):
         inner = places(b"b")
         assert inner == found[1] and randomness.generator(3).initial_seed() != 3
     assert randomness.generator(3).initial_seed() == 3

@@ -119,7 +119,7 @@ def test_a_runner_that_ends_before_its_grading_stays_known(tmp_path, monkeypatch
         os.utime(file, (0, 0))  # it was started long ago
         process.kill()
         process.wait()
-        lease.know(process.pid)
+        lease.register(process.pid)
         assert process.pid in lease.users()
     assert process.pid in lease.users()
 

@@ -473,7 +473,7 @@ class Readings:
     def read(self, ours: Collection[int]) -> Reading | None:
         return self._readings.pop(0) if self._readings else None
 
-    def begin(self, ours: Collection[int]) -> Any:
+    def begin_reading(self, ours: Collection[int]) -> Any:
         return SimpleNamespace(result=partial(self.read, ours))
 
 

@@ -169,6 +169,7 @@ def test_memory_that_nobody_tells() -> None:
 
 def test_a_reading_beside_other_work_is_the_same() -> None:
     telemetry = Telemetry("abc", run=_tool("1980, 3201, 41, 312.55, 0x0\n", "17\n"))
-    begun = telemetry.begin({17}, whole=False)
-    assert begun.result(timeout=30) == telemetry.read({17}, whole=False) == Reading("nvidia-smi", 1980, 3201, 41, 312.55, 0, (17,))
-    assert Telemetry(None).begin().result(timeout=30) is None
+    pending = telemetry.begin_reading({17}, whole=False)
+    assert pending.result(timeout=30) == telemetry.read({17}, whole=False)
+    assert pending.result() == Reading("nvidia-smi", 1980, 3201, 41, 312.55, 0, (17,))
+    assert Telemetry(None).begin_reading().result(timeout=30) is None
