@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from kbx_env.device import suballocation
 from kbx_env.device.arena import Arena
 
 _BASE: Any = torch._C.TensorBase  # its methods cannot be replaced, unlike those of torch.Tensor
@@ -287,6 +288,7 @@ class Driver:
         self._side = torch.cuda.ExternalStream(side.value)
         self._arena, self._cache_limit = Arena(self.alloc_dedicated, self.free_dedicated, KEPT_CACHE_BYTES), KEPT_CACHE_BYTES
         self._latest_graph: tuple[Any, int] | None = None  # the next one gets its memory: so many bytes
+        self._blocks: list[int] = []
         self.emptied = 0
         """How often torch's unused memory was given back."""
 
@@ -320,6 +322,11 @@ class Driver:
         """
         self._arena.preallocate(size)
 
+    def keep_blocks(self) -> None:
+        """Let small allocations of libraries make no requests to the driver from now on (``device.suballocation``)."""
+        if not self._blocks:
+            self._blocks = suballocation.keep_blocks(self._ask, self._free)
+
     def alloc_dedicated(self, size: int) -> int:
         """Allocate device memory that the driver can share alone: whoever gets it sees no other memory of this process.
 
@@ -332,13 +339,17 @@ class Driver:
         Raises:
             RuntimeError: there is no memory left.
         """
-        got = ctypes.c_uint64()
         try:
-            self._alloc(ctypes.byref(got), max(1, size))
+            return self._ask(max(1, size))
         except RuntimeError:
             self.give_back()  # what this process keeps without need may be enough
-            self._alloc(ctypes.byref(got), max(1, size))
-        return int(got.value)
+            return self._ask(max(1, size))
+
+    def _ask(self, size: int) -> int:
+        """Allocate device memory, and return its address."""
+        address = ctypes.c_uint64()
+        self._alloc(ctypes.byref(address), size)
+        return address.value
 
     def free_dedicated(self, address: int) -> None:
         """Free memory of ``alloc_dedicated``."""
@@ -570,6 +581,12 @@ def preallocate(size: int) -> None:
     if torch.cuda.is_available():
         with contextlib.suppress(RuntimeError):
             empty_bytes(size, "cuda")  # freed at once, it stays in torch's cache
+
+
+def keep_blocks() -> None:
+    """Let small allocations of libraries in this process make no requests to the driver. Without a device nothing happens."""
+    if torch.cuda.is_available():
+        process_driver().keep_blocks()
 
 
 def give_back(keep: int = 0) -> None:

@@ -75,20 +75,7 @@ class Runner:
         os.environ["CUDA_CACHE_PATH"] = os.path.join(self.folder, "cuda")
         os.chdir(self.folder)
         if self.device == "cuda":
-            limits.start_driver()
-            ask({"context": True})  # the grader answers when no grading measures
-            limits.make_context()
-            handle = ask({"context": False})
-            limits.use_context()
-            # Also before confinement: CUDA IPC connects through sockets that a confined process cannot reach.
-            self.mail = _mail(handle)
-            quick_launchers()
-            compile_cache.install()
-            specialised.keep_contexts()
-            # On first use; do it now, while the runner waits for its submission.
-            with contextlib.suppress(Exception):  # the first launch reports an error
-                shared = os.path.join(os.path.dirname(self.folder), "driver")
-                driver_cache.kept(triton.knobs.cache.dir, shared, _load_driver)
+            self._start_gpu(ask, settings.get("torch_ops") is True)
         if "kernel" not in without:
             # The folder of this runner lies in a folder of its zygote, which lies in the one of the grader.
             confine(self.folder, unhidden(os.path.dirname(os.path.dirname(self.folder))))
@@ -118,6 +105,30 @@ class Runner:
         self._submission_error: BaseException | None = None
         self._text = ""
         self._kept: dict[str, torch.Tensor] = {}
+
+    def _start_gpu(self, ask: Ask, torch_ops: bool) -> None:
+        """Make the CUDA context, and what needs one and is to be had only before the process is confined.
+
+        Args:
+            ask: asks the grader when the context may be made.
+            torch_ops: the submission may call what the baseline calls, whose process keeps blocks for small allocations.
+        """
+        limits.start_driver()
+        ask({"context": True})  # the grader answers when no grading measures
+        limits.make_context()
+        handle = ask({"context": False})
+        limits.use_context()
+        # Also before confinement: CUDA IPC connects through sockets that a confined process cannot reach.
+        self.mail = _mail(handle)
+        if torch_ops:
+            process_driver().keep_blocks()
+        quick_launchers()
+        compile_cache.install()
+        specialised.keep_contexts()
+        # On first use; do it now, while the runner waits for its submission.
+        with contextlib.suppress(Exception):  # the first launch reports an error
+            shared = os.path.join(os.path.dirname(self.folder), "driver")
+            driver_cache.kept(triton.knobs.cache.dir, shared, _load_driver)
 
     @contextlib.contextmanager
     def submission(self) -> Iterator[None]:
