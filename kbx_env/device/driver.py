@@ -322,10 +322,15 @@ class Driver:
         """
         self._arena.preallocate(size)
 
-    def keep_blocks(self) -> None:
-        """Let small allocations of libraries make no requests to the driver from now on (``device.suballocation``)."""
-        if not self._blocks:
-            self._blocks = suballocation.keep_blocks(self._ask, self._free)
+    def keep_suballocation_blocks(self) -> None:
+        """Let small allocations of libraries in this process make no requests (``device.suballocation``).
+
+        Where memory was short before, the next call makes up for it.
+        """
+        self.use_in_thread()
+        missing = suballocation.BLOCKS - len(self._blocks)
+        if missing:
+            self._blocks += suballocation.keep_blocks(self._cu_alloc, self._free, missing)
 
     def alloc_dedicated(self, size: int) -> int:
         """Allocate device memory that the driver can share alone: whoever gets it sees no other memory of this process.
@@ -340,12 +345,12 @@ class Driver:
             RuntimeError: there is no memory left.
         """
         try:
-            return self._ask(max(1, size))
+            return self._cu_alloc(max(suballocation.BLOCK_BYTES, size))
         except RuntimeError:
             self.give_back()  # what this process keeps without need may be enough
-            return self._ask(max(1, size))
+            return self._cu_alloc(max(suballocation.BLOCK_BYTES, size))
 
-    def _ask(self, size: int) -> int:
+    def _cu_alloc(self, size: int) -> int:
         """Allocate device memory, and return its address."""
         address = ctypes.c_uint64()
         self._alloc(ctypes.byref(address), size)
@@ -583,10 +588,10 @@ def preallocate(size: int) -> None:
             empty_bytes(size, "cuda")  # freed at once, it stays in torch's cache
 
 
-def keep_blocks() -> None:
-    """Let small allocations of libraries in this process make no requests to the driver. Without a device nothing happens."""
+def keep_suballocation_blocks() -> None:
+    """See ``Driver.keep_suballocation_blocks``. Without a device nothing happens."""
     if torch.cuda.is_available():
-        process_driver().keep_blocks()
+        process_driver().keep_suballocation_blocks()
 
 
 def give_back(keep: int = 0) -> None:

@@ -1,26 +1,28 @@
-"""Keeps blocks from which CUDA's driver gives out small allocations, so that they make no request to it.
+"""Keeps blocks from which CUDA's driver gives out small allocations, so that these make no requests to it.
 
-The driver divides blocks of 2 MiB among allocations of up to 1 MiB. It asks for another block when none has room, and gives a
-block back with its last allocation: seven requests. Whether a library that allocates and frees small memory in every call makes
-them each time depends on what else the process has allocated. MAGMA is such a library, by which torch 2.11 solves batches of small
-systems. A request takes 0.1 ms where nobody else asks the driver, and 1.4 ms where three other GPUs of the host grade
-(docs/measurements).
+The driver divides blocks of 2 MiB among allocations of up to 1 MiB. To ask for another block where none has room, and to give it
+back when nothing of it is used any more, takes seven requests. A library that allocates and frees small memory in every call makes
+them each time or never: that depends on what else the process has allocated. MAGMA, by which torch 2.11 solves batches of small
+systems, is such a library. A request takes 0.1 ms where nobody else asks the driver, and 1.4 ms where three other GPUs of the host
+grade (docs/measurements/2026-11-28-small-allocations.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 BLOCK_BYTES = 2 << 20
 """Bytes and alignment of a block (measured on an H200, driver 580)."""
 BLOCKS = 4
-"""Blocks to keep: a call of MAGMA takes up to 1.5 MiB in three pieces, and pieces of 1 MiB share no block that is kept."""
-PIECE_BYTES, PIECES = 64 << 10, 28
-"""Bytes of what keeps a block, and how many such pieces must fit into a block that is worth keeping."""
+"""Blocks to keep: a call of MAGMA takes up to 1.5 MiB in three pieces, and a kept block has no room for two pieces of 1 MiB."""
+PLACEHOLDER_BYTES, PLACEHOLDERS = 64 << 10, 28
+"""Bytes of a placeholder, and how many of them must lie side by side in a block that is worth keeping."""
+ATTEMPTS = 2048
+"""Placeholders at most (128 MiB): the first ones fall into the gaps of blocks that others use."""
 
 
 def keep_blocks(alloc: Callable[[int], int], free: Callable[[int], None], blocks: int = BLOCKS) -> list[int]:
-    """Make the driver keep blocks that are almost empty, as long as nobody frees what is returned.
+    """Make the driver keep blocks with at least 1.7 MiB of room in one piece, until the caller frees what is returned.
 
     Args:
         alloc: allocates so many bytes and returns the address; raises RuntimeError where there is no memory.
@@ -28,22 +30,30 @@ def keep_blocks(alloc: Callable[[int], int], free: Callable[[int], None], blocks
         blocks: how many.
 
     Returns:
-        The addresses of small pieces, one in each block; fewer than ``blocks`` where memory is short.
+        The addresses of placeholders, one in each block; fewer than ``blocks`` where memory is short.
     """
-    pieces, kept = dict[int, list[int]](), list[int]()
+    placeholders, kept = set[int](), dict[int, int]()  # kept: placeholders by the number of their block
     try:
-        # Twice as many as the blocks have room for: the first ones fall into gaps of blocks that others use.
-        for _ in range(2 * blocks * BLOCK_BYTES // PIECE_BYTES):
-            address = alloc(PIECE_BYTES)
-            ours = pieces.setdefault(address // BLOCK_BYTES, [])
-            ours.append(address)
-            if len(ours) == PIECES:
-                kept.append(max(ours))  # at one end, so that the room is in one piece
+        for _ in range(ATTEMPTS):
             if len(kept) == blocks:
                 break
-    except RuntimeError:
-        pass
+            placeholders.add(address := alloc(PLACEHOLDER_BYTES))
+            run = _side_by_side(placeholders, address)
+            if len(run) >= PLACEHOLDERS:
+                kept.setdefault(address // BLOCK_BYTES, run[-1])  # at one end, so that the room is in one piece
+    except RuntimeError as e:
+        if "out of memory" not in str(e):
+            raise
     finally:
-        for address in {at for ours in pieces.values() for at in ours}.difference(kept):
+        for address in placeholders.difference(kept.values()):
             free(address)
-    return kept
+    return list(kept.values())
+
+
+def _side_by_side(placeholders: Set[int], address: int) -> list[int]:
+    """Return the placeholders of one block that lie side by side with one of them, in order and with it."""
+    run = [address]
+    for step, end in ((-PLACEHOLDER_BYTES, 0), (PLACEHOLDER_BYTES, -1)):
+        while (beside := run[end] + step) in placeholders and beside // BLOCK_BYTES == address // BLOCK_BYTES:
+            run.insert(0 if end == 0 else len(run), beside)
+    return run

@@ -107,11 +107,11 @@ class Runner:
         self._kept: dict[str, torch.Tensor] = {}
 
     def _start_gpu(self, ask: Ask, torch_ops: bool) -> None:
-        """Make the CUDA context, and what needs one and is to be had only before the process is confined.
+        """Make the CUDA context and what needs one, before the process is confined.
 
         Args:
             ask: asks the grader when the context may be made.
-            torch_ops: the submission may call what the baseline calls, whose process keeps blocks for small allocations.
+            torch_ops: the submission may call torch's solvers, as the baseline does, whose process keeps blocks for them.
         """
         limits.start_driver()
         ask({"context": True})  # the grader answers when no grading measures
@@ -121,7 +121,7 @@ class Runner:
         # Also before confinement: CUDA IPC connects through sockets that a confined process cannot reach.
         self.mail = _mail(handle)
         if torch_ops:
-            process_driver().keep_blocks()
+            process_driver().keep_suballocation_blocks()
         quick_launchers()
         compile_cache.install()
         specialised.keep_contexts()

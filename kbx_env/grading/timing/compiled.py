@@ -36,6 +36,7 @@ from kbx_env.grading.timing.gpu_lock import GpuHold
 from kbx_env.grading.timing.roofline import KEPT_SECONDS
 from kbx_env.outcome import CaseTime, Timing
 from kbx_env.spec.task import Task
+from kbx_env.versions import TASK_SET
 
 COMPILE_SECONDS = 120.0
 """Time limit for compiling one case."""
@@ -221,6 +222,11 @@ def _versions() -> dict[str, str]:
     return {"device": device, "torch": torch.__version__, "triton": triton.__version__, "cuda": str(torch.version.cuda)}
 
 
+def _about(task: Task) -> dict[str, str]:
+    """Return what a ratio depends on. The version of the task set also stands for how eager is timed."""
+    return {"task": task.id, "fingerprint": task.fingerprint, "task_set": TASK_SET, **_versions()}
+
+
 def kept_in(task: Task, gpu: GpuHold) -> Path | None:
     """Return the file of a task's ratios on this GPU. Its name depends on the task and on all versions.
 
@@ -231,8 +237,7 @@ def kept_in(task: Task, gpu: GpuHold) -> Path | None:
     Returns:
         The path; ``None`` without a GPU lock.
     """
-    about = {"task": task.id, "fingerprint": task.fingerprint, **_versions()}
-    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(_about(task), sort_keys=True).encode()).hexdigest()
     return gpu.file(f"compiled-{digest[:20]}.json")
 
 
@@ -256,10 +261,9 @@ def _write(file: Path | None, task: Task, kept: Mapping[str, Kept]) -> None:
     """
     if file is None:
         return
-    about = {"task": task.id, "fingerprint": task.fingerprint, **_versions()}
     with contextlib.suppress(OSError):
         new = file.with_name(f"{file.name}.{os.getpid()}-{time.monotonic_ns()}")
-        new.write_text(json.dumps(about | {"cases": {k: asdict(v) for k, v in kept.items()}}))
+        new.write_text(json.dumps(_about(task) | {"cases": {k: asdict(v) for k, v in kept.items()}}))
         new.replace(file)
 
 

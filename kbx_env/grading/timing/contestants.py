@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from kbx_env.device.driver import TensorMetadata, keep_blocks
+from kbx_env.device.driver import TensorMetadata, keep_suballocation_blocks
 from kbx_env.device.ipc_grader import IpcReceiver, claimed
 from kbx_env.device.layout import flat
 from kbx_env.device.stopwatch import Stopwatch
@@ -125,7 +125,7 @@ class EagerContestant:
         self.watch = watch or Stopwatch(device)
         self.device = device
         if device == "cuda":
-            keep_blocks()  # solvers allocate small memory in each call
+            keep_suballocation_blocks()  # solvers allocate small memory in each call
         self._function = function or task.eager or task.reference
 
     @property

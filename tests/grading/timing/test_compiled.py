@@ -140,7 +140,9 @@ def test_another_version_has_another_file(gpu: GpuHold, monkeypatch: pytest.Monk
     files = {compiled.kept_in(TASK, gpu), compiled.kept_in(load_task("math/softmax"), gpu)}
     monkeypatch.setattr(torch, "__version__", "9.9")
     files.add(compiled.kept_in(TASK, gpu))
-    assert len(files) == 3 and all(f is not None and f.name.startswith("compiled-") for f in files)
+    monkeypatch.setattr(compiled, "TASK_SET", "1000-1")
+    files.add(compiled.kept_in(TASK, gpu))
+    assert len(files) == 4 and all(f is not None and f.name.startswith("compiled-") for f in files)
     assert compiled.kept_in(TASK, GpuHold(None)) is None
     assert beside(TASK, TIMING, GpuHold(None), Measures(0.5)).compiled_speedup == pytest.approx(1.0)
 
