@@ -1,4 +1,4 @@
-"""A runner's cache of compiled kernels keeps what Triton's own keeps, in fewer steps."""
+"""A runner's cache of compiled kernels keeps what Triton's own keeps: kernels in memory, libraries in fewer steps."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ import pytest
 import triton
 from hypothesis import given
 from hypothesis import strategies as st
+from triton import language as tl
+from triton.compiler import ASTSource, compiler
 from triton.runtime.cache import FileCacheManager, get_cache_manager
 
 from kbx_env.sandbox import compile_cache
+from kbx_env.sandbox.fake_cuda.driver import TARGETS
 
 
 @pytest.fixture
@@ -22,20 +25,53 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Return the folder of Triton's cache, which is a runner's in this test."""
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
     monkeypatch.setattr(triton.knobs.cache, "manager_class", None)
+    monkeypatch.setattr(compiler, "Path", Path)
     compile_cache.install()
     return tmp_path
 
 
 @pytest.mark.parametrize("data", [b"\x00cubin", "ttir = 1 µs", 12])
-def test_it_keeps_what_tritons_own_keeps(cache: Path, data: object) -> None:
+@pytest.mark.parametrize("name", ["k.ttir", "k.so"])
+def test_it_keeps_what_tritons_own_keeps(cache: Path, data: object, name: str) -> None:
     ours, own = get_cache_manager("0" * 64), FileCacheManager("own")
     assert isinstance(ours, compile_cache.RunnerCache)
-    kept = {name: Path(manager.put(data, "k.ttir")).read_bytes() for name, manager in (("ours", ours), ("own", own))}
-    assert kept["ours"] == kept["own"]
-    paths = {"k.ttir": str(ours.get_file("k.ttir"))}
-    ours.put_group("k.json", paths)
-    assert ours.get_group("k.json") == paths
-    assert sorted(os.listdir(ours.cache_dir)) == ["__grp__k.json", "k.ttir"]
+    assert not ours.has_file(name) and ours.get_file(name) is None and ours.get_group("k.json") is None
+    paths = {manager: manager.put(data, name) for manager in (ours, own)}
+    assert ours.has_file(name) and paths[ours] == os.path.join(ours.cache_dir, name)
+    assert Path(str(ours.get_file(name))).read_bytes() == Path(paths[own]).read_bytes()
+
+
+def test_a_kernel_is_found_again_without_files(cache: Path) -> None:
+    manager = get_cache_manager("0" * 64)
+    group = {name: manager.put(text, name) for name, text in (("k.ttir", "ttir"), ("k.json", "{}"))}
+    manager.put_group("k.json", group)
+    assert get_cache_manager("0" * 64).get_group("k.json") == group and get_cache_manager("1" * 64).get_group("k.json") is None
+    assert not os.listdir(cache)
+    assert {name: compiler.Path(path).read_text() for name, path in group.items()} == {"k.ttir": "ttir", "k.json": "{}"}
+    assert compiler.Path(__file__) == Path(__file__)
+
+
+@triton.jit
+def _double(x, y, n, B: tl.constexpr):
+    e = tl.program_id(0) * B + tl.arange(0, B)
+    tl.store(y + e, 2 * tl.load(x + e, mask=e < n), mask=e < n)
+
+
+def test_a_kernel_compiled_without_files_has_the_same_texts_and_metadata(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compiler, "Path", Path)
+    monkeypatch.setattr(triton.knobs.cache, "manager_class", None)
+    source = ASTSource(_double, {"x": "*fp32", "y": "*fp32", "n": "i32", "B": "constexpr"}, {(3,): 256})
+    kernels = []
+    for ours in (False, True, True):
+        monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path / str(ours)))
+        if ours:
+            compile_cache.install()
+        kernels.append(triton.compile(source, target=TARGETS["sm_90"]))
+    own, first, again = kernels
+    assert set(own.asm) >= {"ttir", "ttgir", "llir", "ptx", "cubin"}
+    assert dict(own.asm) == dict(first.asm) == dict(again.asm)
+    assert own.metadata == first.metadata == again.metadata
+    assert first.metadata_group == again.metadata_group and not os.path.exists(tmp_path / "True")
 
 
 def test_who_has_opened_a_file_keeps_it_when_it_is_put_again(cache: Path) -> None:
@@ -107,4 +143,4 @@ def test_a_file_is_whole_where_the_system_writes_less_than_it_is_given(
         patch.setattr(triton.knobs.cache, "dir", str(tmp_path_factory.mktemp("cache")))
         write = os.write
         patch.setattr(os, "write", lambda file, part: write(file, part[:most]))
-        assert Path(compile_cache.RunnerCache("key").put(data, "k.cubin")).read_bytes() == data
+        assert Path(compile_cache.RunnerCache("key").put(data, "k.so")).read_bytes() == data
