@@ -115,15 +115,16 @@ class Interceptor:
         def autotune(tuner: Autotuner, *args: Any, **kwargs: Any) -> Any:
             if interceptor.mode != "ablate":
                 return tune(tuner, *args, **kwargs)
-            # Launches are left out now, so the autotuner must not cache timings of them.
-            kept, bench = dict(tuner.cache), tuner._do_bench
+            # Launches are left out now, so the autotuner must not cache timings of them, in memory or in Triton's cache.
+            kept, bench, caches = dict(tuner.cache), tuner._do_bench, getattr(tuner, "cache_results", False)
             # Each configuration is called once and so compiled: later measurements need not wait for that.
             tuner._do_bench = lambda call, quantiles=None, **k: [1.0, 1.0, 1.0] if call() is None else [1.0, 1.0, 1.0]
+            tuner.cache_results = False
             tuner.__dict__.pop("do_bench", None)
             try:
                 return tune(tuner, *args, **kwargs)
             finally:
-                tuner.cache, tuner._do_bench = kept, bench
+                tuner.cache, tuner._do_bench, tuner.cache_results = kept, bench, caches
                 tuner.__dict__.pop("do_bench", None)
 
         Autotuner.run = autotune  # type: ignore[method-assign]

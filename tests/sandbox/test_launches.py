@@ -1,7 +1,10 @@
-"""What Triton has gcc build is built quickly, and works; a build that begins with TTIR is the one that begins with the source."""
+"""What Triton has gcc build is built quickly, and works; a build that begins with TTIR is the one that begins with the source;
+autotuners keep nothing of calls without launches.
+"""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +13,8 @@ import triton.language as tl
 from triton.compiler import ASTSource
 from triton.compiler.compiler import make_backend
 from triton.runtime import build
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.jit import JITFunction
 
 from kbx_env.sandbox import launches
 from kbx_env.sandbox.fake_cuda.driver import TARGETS
@@ -78,3 +83,34 @@ def test_ttir_that_does_not_compile_is_a_failed_build(monkeypatch: pytest.Monkey
     compiled = launches._Compiled(_scaled_sum, {}, {}, {}, None, {})
     row = launches._build("_scaled_sum", compiled, "sm_90", "module { nonsense }")
     assert not row["ok"] and row["error"]
+
+
+def test_times_of_calls_without_launches_are_kept_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[dict[Any, Any]] = []
+
+    def check_disk_cache(tuner: Autotuner, key: Any, configs: Any, measure: Any) -> bool:
+        measure()
+        kept.append(dict(tuner.configs_timings))
+        return False
+
+    for owner, name in ((Autotuner, "run"), (JITFunction, "run")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # put back afterwards
+    monkeypatch.setattr(Autotuner, "check_disk_cache", check_disk_cache)
+    interceptor = launches.Interceptor("cpu")
+    interceptor.install()
+    launched: list[int] = []
+
+    def kernel(x: Any, n: Any, B: Any) -> None: ...
+
+    configs = [triton.Config({"B": b}) for b in (16, 32)]
+    times = iter([2.0, 1.0])
+    tuner = Autotuner(
+        SimpleNamespace(fn=kernel, run=lambda *a, **k: launched.append(k["B"])), ["x", "n", "B"], configs, ["n"], None, None,
+        do_bench=lambda *a, **k: [next(times)] * 3, cache_results=True,
+    )  # fmt: skip
+    interceptor.mode = "ablate"
+    tuner.run("x", 5)
+    assert not kept and not tuner.cache and tuner.cache_results
+    interceptor.mode = "run"
+    tuner.run("x", 5)
+    assert [list(timings.values()) for timings in kept] == [[[2.0] * 3, [1.0] * 3]] and launched[-1] == 32
