@@ -184,7 +184,7 @@ def _write_check(log: Log, folder: str, from_triton: Callable[[], bool]) -> _Che
     """Refuse to open files for writing outside the folder, and more than ``WRITES`` inside, without those of the compiler."""
     from kbx_env.sandbox.compile_cache import RunnerCache  # imports Triton, as ``Log`` does torch
 
-    compiler_writes = RunnerCache._write.__code__
+    compiler_writes = RunnerCache.put.__code__
     writing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
     written = 0
 

@@ -19,8 +19,6 @@ from triton.language.core import base_type, base_value, is_builtin
 from triton.language.semantic import TritonSemantic
 from triton.runtime.jit import JITCallable
 
-from kbx_env.sandbox import compile_cache
-
 _PLAIN = (bool, int, float, str, tuple, list, base_value, base_type, tl.dtype, tl.constexpr)
 """Types of compile-time values whose methods a kernel may call."""
 
@@ -137,11 +135,6 @@ class _ThreadContexts:
             self._of_thread.context = ir.context()
             ir.load_dialects(self._of_thread.context)
         return self._of_thread.context
-
-    def parse_mlir_module(self, path: str, context: Any) -> Any:
-        """Parse a file, which may be one of a kernel that a runner keeps in memory."""
-        compile_cache.write_out(str(path))
-        return ir.parse_mlir_module(path, context)
 
     def load_dialects(self, context: Any) -> None:
         """Load Triton's dialects into a context, unless it is this thread's, which has them."""
