@@ -2,8 +2,8 @@
 
 The driver divides blocks of 2 MiB among allocations of up to 1 MiB. To ask for another block where none has room, and to give it
 back when nothing of it is used any more, takes seven requests. A library that allocates and frees small memory in every call makes
-them each time or never: that depends on what else the process has allocated. MAGMA, by which torch 2.11 solves batches of small
-systems, is such a library. Where three other GPUs of the host grade, a request takes 1.4 ms on average
+them each time or never: that depends on what else the process has allocated. Torch 2.11 calls such a library for batches of
+systems with 64 rows and more. Where three other GPUs of the host grade, a request takes 1.4 ms on average
 (docs/measurements/2026-11-28-small-allocations.md).
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Set
 BLOCK_BYTES = 2 << 20
 """Bytes and alignment of a block (measured on an H200, driver 580)."""
 BLOCKS = 4
-"""Blocks to keep: a call of MAGMA allocates three pieces, and a kept block has no room for two pieces of 1 MiB."""
+"""Blocks to keep: such a call allocates three pieces, and a kept block has no room for two pieces of 1 MiB."""
 PLACEHOLDER_BYTES, PLACEHOLDERS = 64 << 10, 28
 """Bytes of a placeholder, and how many of them must lie side by side in a block that is worth keeping."""
 ATTEMPTS = 2048
