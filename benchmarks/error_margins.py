@@ -69,9 +69,10 @@ def closeness(task: Task, case: Case, args: Mapping[str, Any], answer: Answer) -
     assert isinstance(truth, Close)
     expected = reference.expect(task, case, args)
     ratio, moved = [0.0], list[torch.Tensor]()
+    perturbations = reference.Perturbations(task, case, args, expected)
     for draws in (0, reference.DRAWS, close.MANY):
         if draws:
-            outputs, written = reference.sensitivity(task, case, args, expected, draws=draws)
+            outputs, written = perturbations.root_mean_square(draws)
             moved = [*outputs, *written.values()]
         ratio = [0.0]
         for i, (_, got, exact, native, size) in enumerate(pairs(expected, answer)):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Protocol
 
@@ -20,16 +19,13 @@ class SharedHold(Protocol):
     def give_way(self) -> None:
         """Release the GPU and take it again, if a grading waits to have it alone and may have it now."""
 
-    def released(self) -> AbstractContextManager[None]:
-        """Return a context within which the GPU is released."""
-
 
 _HOLD: ContextVar[SharedHold | None] = ContextVar("shared hold of the GPU", default=None)
 
 
 @contextlib.contextmanager
 def holding(hold: SharedHold) -> Iterator[None]:
-    """Make a hold known to ``yield_gpu`` and ``without_gpu`` within the block."""
+    """Make a hold known to ``yield_gpu`` within the block."""
     token = _HOLD.set(hold)
     try:
         yield
@@ -42,11 +38,3 @@ def yield_gpu() -> None:
     hold = _HOLD.get()
     if hold is not None:
         hold.give_way()
-
-
-@contextlib.contextmanager
-def without_gpu() -> Iterator[None]:
-    """Release a shared GPU within the block, because its work runs on the host."""
-    hold = _HOLD.get()
-    with contextlib.nullcontext() if hold is None else hold.released():
-        yield

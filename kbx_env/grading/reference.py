@@ -382,11 +382,8 @@ DRAWS = 8
 """Perturbations that are averaged: with a single one, some element of thousands does not move by chance."""
 
 
-def sensitivity(
-    task: Task, case: Case, args: Mapping[str, Any], expected: Expected, device: str = "cpu",
-    *, keep: bool | torch.Tensor | None = None, draws: int = DRAWS,
-) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:  # fmt: skip
-    """Measure the conditioning: by how much each result changes per unit of relative input noise.
+class Perturbations:
+    """Calls with noise on their inputs, which measure the conditioning: by how much each result changes per unit of noise.
 
     It limits the accuracy of every kernel: a sum that cancels is uncertain by far more than its own size times epsilon,
     in any order of summation.
@@ -398,30 +395,49 @@ def sensitivity(
         expected: the exact answer for them.
         device: where to compute.
         keep: see ``expect``.
-        draws: number of perturbations.
-
-    Returns:
-        Root-mean-square of the change over the perturbations, in fp64 with the shapes of the results (complex ones as
-        pairs of reals): of the outputs, and by name of the tensors written in place.
     """
-    noise = torch.Generator(device).manual_seed(0x5EED)
-    squares = [_square(o) for o in expected.outputs]
-    written = {n: _square(v) for n, v in expected.written.items()}
-    for _ in range(draws):
+
+    def __init__(
+        self, task: Task, case: Case, args: Mapping[str, Any], expected: Expected, device: str = "cpu",
+        *, keep: bool | torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        self._task, self._case, self._args, self._expected, self._device, self._keep = task, case, args, expected, device, keep
+        self._noise = torch.Generator(device).manual_seed(0x5EED)
+        self._squares = [_square(o) for o in expected.outputs]
+        self._written = {n: _square(v) for n, v in expected.written.items()}
+        self._draws = 0
+
+    def root_mean_square(self, draws: int) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+        """Return the root-mean-square of the change over the first so many perturbations; those made before are not made again.
+
+        Args:
+            draws: number of perturbations, at least as many as before.
+
+        Returns:
+            In fp64 with the shapes of the results (complex ones as pairs of reals): of the outputs, and by name of the tensors
+            written in place.
+        """
+        assert draws >= self._draws, "the changes of fewer perturbations are no longer known"
+        while self._draws < draws:
+            self._perturb()
+            self._draws += 1
+        return [(t / draws).sqrt() for t in self._squares], {n: (t / draws).sqrt() for n, t in self._written.items()}
+
+    def _perturb(self) -> None:
+        """Add the squared changes of one more perturbation."""
         gpu_turns.yield_gpu()
-        perturbed = resolve(args, device, exact=True)
+        perturbed = resolve(self._args, self._device, exact=True)
         for value in perturbed.values():
             if isinstance(value, torch.Tensor) and value.dtype in (torch.float64, torch.complex128):
                 parts = inputs.once(torch.view_as_real(value) if value.is_complex() else value)
-                factor = torch.rand(parts.shape, generator=noise, dtype=torch.float64, device=device) * 2 - 1
+                factor = torch.rand(parts.shape, generator=self._noise, dtype=torch.float64, device=self._device) * 2 - 1
                 parts.mul_(1 + STEP * factor)
         with exact_matmul():
-            run = _run(task, case, perturbed, keep, (), truth=True)
-        for total, a, b in zip(squares, run.outputs, expected.outputs, strict=True):
+            run = _run(self._task, self._case, perturbed, self._keep, (), truth=True)
+        for total, a, b in zip(self._squares, run.outputs, self._expected.outputs, strict=True):
             _add_square(total, a, b)
-        for name, total in written.items():
-            _add_square(total, run.written[name], expected.written[name])
-    return [(t / draws).sqrt() for t in squares], {n: (t / draws).sqrt() for n, t in written.items()}
+        for name, total in self._written.items():
+            _add_square(total, run.written[name], self._expected.written[name])
 
 
 def real_view(x: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 import time
 
-import pytest
-
 from kbx_env.grading import gpu_turns
 from kbx_env.grading.timing.gpu_lock import LEAST_SHARED_SECONDS, GpuHold, GpuLock
 
@@ -40,36 +38,11 @@ def test_a_judge_lets_a_measurement_pass_and_goes_on_after_it(tmp_path) -> None:
     assert hold.spent["alone"] == 0.0
 
 
-def test_work_on_the_host_leaves_the_gpu_to_others(tmp_path) -> None:
-    hold = GpuHold(GpuLock("g", tmp_path))
-    with hold.using():
-        got, end = _measuring(tmp_path)
-        with gpu_turns.without_gpu():
-            assert got.wait(5)
-            spent = hold.spent["shared"]
-            end.set()
-        assert hold.spent["shared"] == spent, "neither the host's work nor waiting is use of the GPU"
-    assert hold.spent["shared"] > spent
-
-
-def test_an_error_in_work_on_the_host_releases_the_gpu_once(tmp_path) -> None:
-    hold = GpuHold(GpuLock("g", tmp_path))
-    with pytest.raises(ZeroDivisionError), hold.using(), gpu_turns.without_gpu():
-        raise ZeroDivisionError
-    got, end = _measuring(tmp_path)
-    assert got.wait(5)
-    end.set()
-
-
 def test_nobody_gives_way_who_measures_or_has_just_begun_or_has_no_gpu(tmp_path) -> None:
     gpu_turns.yield_gpu()
-    with gpu_turns.without_gpu():
-        pass
     nothing = GpuHold(None)
     with nothing.using():
         gpu_turns.yield_gpu()
-        with gpu_turns.without_gpu():
-            pass
     hold = GpuHold(GpuLock("g", tmp_path))
     for kind in (hold.alone, hold.using):
         with kind():

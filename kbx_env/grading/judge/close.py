@@ -396,7 +396,7 @@ def loosen(
 
     Args:
         truth: the tolerances.
-        moved: change of each element per unit of input noise, from ``reference.sensitivity``.
+        moved: change of each element per unit of input noise, from ``reference.Perturbations``.
         exact: the exact answer, fp64.
         dtype: of the result; the arithmetic is fp32, or fp64 for fp64 results.
         grown: from ``growth``.
@@ -505,6 +505,7 @@ class Measured:
         self._keeps = keeps
         self._tolerances: dict[tuple[int, torch.dtype], Tolerance] = {}
         self._moved: dict[int, list[torch.Tensor]] = {}
+        self._perturbations: reference.Perturbations | None = None
         self._slack: dict[tuple[int, torch.dtype, int], torch.Tensor] = {}
 
     def tolerance(self, index: int, dtype: torch.dtype, make: Callable[[], Tolerance]) -> Tolerance:
@@ -513,10 +514,21 @@ class Measured:
             self._tolerances[index, dtype] = make()
         return self._tolerances[index, dtype]
 
-    def moved(self, draws: int, make: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-        """Return the change of each result per unit of input noise, over a number of draws."""
+    def moved(self, draws: int, make: Callable[[], reference.Perturbations], product: bool) -> list[torch.Tensor]:
+        """Return the change of each result per unit of input noise, over a number of draws.
+
+        Args:
+            draws: a number that was asked for before, or a larger one.
+            make: begins to perturb the call.
+            product: whether to correct luck as in a matrix product.
+        """
         if draws not in self._moved:
-            self._moved[draws] = make()
+            if self._perturbations is None:
+                self._perturbations = make()
+            if not self._keeps:
+                self._moved.clear()
+            outputs, written = self._perturbations.root_mean_square(draws)
+            self._moved[draws] = [without_luck(m) if product else m for m in (*outputs, *written.values())]
         return self._moved[draws]
 
     def slack(self, index: int, dtype: torch.dtype, draws: int, make: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -565,12 +577,12 @@ def meets_declared(truth: Close, expected: Expected, answer: Answer) -> bool:
 
 def _noise(
     truth: Close, task: Task, case: Case, args: Mapping[str, Any], expected: Expected, device: str,
-    keep: bool | torch.Tensor | None, draws: int,
+    keep: bool | torch.Tensor | None, draws: int, measured: Measured,
 ) -> list[torch.Tensor]:  # fmt: skip
-    """Return the change of each result per unit of input noise; arguments as for ``rule`` and ``reference.sensitivity``."""
-    outputs, written = reference.sensitivity(task, case, args, expected, device, keep=keep, draws=draws)
-    found = [*outputs, *written.values()]
-    return [without_luck(m) for m in found] if draws > 1 and _products(truth, task, case, expected) else found
+    """Return the change of each result per unit of input noise; arguments as for ``rule`` and ``reference.Perturbations``."""
+    product = draws > 1 and _products(truth, task, case, expected) > 0
+    begin = partial(reference.Perturbations, task, case, args, expected, device, keep=keep)
+    return measured.moved(draws, begin, product)
 
 
 def plainly_wrong(
@@ -594,7 +606,7 @@ def plainly_wrong(
         this, exact = _of_result(truth, i), exact.to(torch.float64)
         dtype = _as_judged(this, got.new_empty(0)).dtype
         scale, factor = measured.tolerance(i, dtype, partial(_tolerance, this, dtype, native, exact, size))
-        moved = measured.moved(1, partial(_noise, truth, task, case, args, expected, device, keep, 1))[i]
+        moved = _noise(truth, task, case, args, expected, device, keep, 1, measured)[i]
         slack = measured.slack(i, dtype, 1, partial(_allowed, this, task, case, expected, moved, exact, dtype, size))
         # An odd step meets all columns of a matrix with an even number of them.
         every = slice(None, None, exact.numel() // SAMPLED | 1)
@@ -654,7 +666,7 @@ def rule(
             # The noise of a few draws is small by luck for all elements at once where one direction of a matrix dominates.
             if not bool(wrong.any()) or (draws == MANY and float(ratio.max()) > UNLUCKY):
                 break
-            moved = measured.moved(draws, partial(_noise, declared, task, case, args, expected, device, keep, draws))[i]
+            moved = _noise(declared, task, case, args, expected, device, keep, draws, measured)[i]
             allowed = partial(_allowed, truth, task, case, expected, moved, exact, got.dtype, size)
             extra = measured.slack(i, got.dtype, draws, allowed)
             ratio, wrong = misses(truth, got, exact, native, extra, size, tolerance)

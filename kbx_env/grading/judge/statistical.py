@@ -71,7 +71,7 @@ def _mask_of(
         kept: the reference's answers with all elements kept.
         dropped: the reference's answers with all elements dropped.
         answer: the answer to judge.
-        slack: conditioning of each result, from ``reference.sensitivity``; empty for none.
+        slack: conditioning of each result, from ``reference.Perturbations``; empty for none.
         grown: from ``close.growth``.
 
     Returns:
@@ -133,7 +133,7 @@ def rule_dropout(
         found = _mask_of(truth, kept, dropped, answer)
         if isinstance(found, Ruling):
             # Torch's error may be small by chance: measure how uncertain the values are in any fair order of summation.
-            outputs, written = reference.sensitivity(task, case, args, kept, device, keep=True)
+            outputs, written = reference.Perturbations(task, case, args, kept, device, keep=True).root_mean_square(reference.DRAWS)
             slack = [*outputs, *written.values()]
             found = _mask_of(truth, kept, dropped, answer, slack, close.growth(truth.close, task, case, kept))
         if isinstance(found, Ruling):

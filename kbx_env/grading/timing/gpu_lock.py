@@ -476,22 +476,10 @@ class GpuHold:
         if self._kind != "shared" or time.monotonic() - self._began < LEAST_SHARED_SECONDS:
             return
         if self._gpu_lock is not None and self._gpu_lock.wanted_alone():
-            with self.released():
-                pass
-
-    @contextlib.contextmanager
-    def released(self) -> Iterator[None]:
-        """Release the shared GPU within the block; without a shared hold nothing happens."""
-        if self._kind != "shared" or self._gpu_lock is None:
-            yield
-            return
-        _finish()
-        held = self._held
-        self._leave()
-        held.close()
-        try:
-            yield
-        finally:
+            _finish()
+            held = self._held
+            self._leave()
+            held.close()
             self._take("shared", self._gpu_lock.shared, held)
 
     @property

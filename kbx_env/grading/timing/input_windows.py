@@ -184,14 +184,14 @@ def _cut(pieces: Sequence[torch.Tensor], start: int, count: int) -> torch.Tensor
 
 
 def slow_to_draw(task: Task, case: Case) -> bool:
-    """Return whether a case has matrices whose draws need factorisations or products.
+    """Return whether a case has matrices whose draws need factorisations.
 
     Args:
         task: the task.
         case: the case.
     """
     distributions = (case.draws.get(n) or t.draw or case.draw for n, t in task.takes.items() if n not in case.args)
-    return any(isinstance(d, inputs.MATRICES) for d in distributions)
+    return any(isinstance(getattr(d, "matrices", d), inputs.FACTORISED) for d in distributions)
 
 
 def _moved(value: Any, device: str) -> Any:

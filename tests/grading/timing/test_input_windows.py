@@ -12,6 +12,7 @@ from triton.runtime.autotuner import Autotuner
 from kbx_env.device.ipc_runner import IpcSender
 from kbx_env.device.stopwatch import Stopwatch
 from kbx_env.grading import compulsory_work
+from kbx_env.grading.sizes import timed
 from kbx_env.grading.timing import input_windows
 from kbx_env.spec import input_distributions as dists
 from kbx_env.spec.catalog import load_task, task_ids
@@ -120,3 +121,17 @@ def test_windows_are_picked_without_the_values_too() -> None:
     bare = ring.without_values()
     assert not bare.draws
     assert bare.pick(random.Random(1)) == ring.pick(random.Random(1))
+
+
+@pytest.mark.parametrize(
+    "name, slow",
+    [
+        ("linearalgebra/solve", True), ("normalization/symmetric_matrix_vector_norm", False), ("linearalgebra/cholesky", False),
+        ("activation/relu", False),
+    ],
+)  # fmt: skip
+def test_matrices_that_are_factorised_are_slow_to_draw(name: str, slow: bool) -> None:
+    """Two symmetric matrices of 1 GiB waited for the GPU in the host's memory: copying them took three seconds, drawing them takes
+    milliseconds."""
+    task = load_task(name)
+    assert [input_windows.slow_to_draw(task, case) for case in timed(task, "published")] == [slow] * len(timed(task, "published"))
