@@ -29,6 +29,7 @@ from kbx_env.device.stopwatch import Stopwatch
 from kbx_env.protocol import wire
 from kbx_env.sandbox import compile_cache, driver_cache, firewall, launcher, limits, noop_stubs, specialised
 from kbx_env.sandbox.clock_guard import ClockGuard
+from kbx_env.sandbox.compile_ahead import SWITCH_SECONDS
 from kbx_env.sandbox.compile_errors import locate
 from kbx_env.sandbox.fake_cuda import driver
 from kbx_env.sandbox.launches import Interceptor, NotRebuilt, quick_launchers
@@ -113,6 +114,7 @@ class Runner:
             ask: asks the grader when the context may be made.
             torch_ops: the submission may call torch's solvers, as the baseline does, whose process keeps blocks for them.
         """
+        sys.setswitchinterval(SWITCH_SECONDS)
         limits.start_driver()
         ask({"context": True})  # the grader answers when no grading measures
         limits.make_context()
