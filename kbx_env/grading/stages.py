@@ -108,20 +108,7 @@ def begin_on_gpu(context: GradingContext) -> None:
         SandboxError: the machine is to blame.
     """
     Compile.compile(context)
-    begin_calls(context)
-
-
-def begin_calls(context: GradingContext) -> None:
-    """Begin to compile what the calls of all cases launch on the GPU, those of the timed ones too; nothing is launched.
-
-    Args:
-        context: of this grading, with the loaded submission; errors as for ``begin_on_gpu``.
-    """
     context.session.begin_calls(context.cases, needed_calls(context))
-    if context.options.timed and not context.session.lost:
-        from kbx_env.grading.timing import timed_compile
-
-        timed_compile.begin(context.task, context.session, context.options.sizes)
 
 
 def needed_calls(context: GradingContext) -> list[int]:
@@ -140,8 +127,6 @@ class Correct:
         context.accumulator.takes_inputs = bool(context.task.takes)
         with context.timed(Stage.CORRECT):
             needed = needed_calls(context)
-            if session.engine is None and not session.begun:
-                begin_calls(context)
             made = session.at_once(context.cases, needed) if session.engine is None else []
             for index, case in enumerate(context.cases):
                 context.builder.stopped_at, context.builder.stopped_in = index + 1, case.label()

@@ -159,7 +159,6 @@ class FakeTalk:
     """A conversation with ``Runner.time`` in this process."""
 
     backend, secret, split = "cpu", b"secret", "eval"
-    timed_begun, timed_compile_seconds, lost, case_bytes = False, 0.0, False, 0
 
     def __init__(self, task: Any, device: FakeDevice, entry: Callable[..., Any], mail_bytes: int = 0) -> None:
         from contextlib import nullcontext

@@ -525,8 +525,6 @@ class Measured:
         if draws not in self._moved:
             if self._perturbations is None:
                 self._perturbations = make()
-            if not self._keeps:
-                self._moved.clear()
             outputs, written = self._perturbations.root_mean_square(draws)
             self._moved[draws] = [without_luck(m) if product else m for m in (*outputs, *written.values())]
         return self._moved[draws]

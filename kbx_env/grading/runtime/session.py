@@ -149,8 +149,6 @@ class RunnerSession:
         sent: arguments of the last call, with ``out``.
         drawn: by number of the case, arguments of its first call that were drawn before.
         case_bytes: bytes of all inputs that the runner gets of the case that is timed; it allocates them in one piece.
-        timed_begun: whether compiling has begun for all timed cases.
-        timed_compile_seconds: seconds that compiling for them may take besides, once it has begun.
 
     Raises:
         SandboxError: no process can be started.
@@ -186,7 +184,6 @@ class RunnerSession:
         self.sent: dict[str, Any] = {}
         self.drawn: dict[int, dict[str, Any]] = {}
         self.case_bytes = 0
-        self.timed_begun, self.timed_compile_seconds = False, 0.0
         self._started = self._abandoned = False
         self._begun: tuple[list[list[DrawnCall]], list[Exception]] | None = None
         self._bases: dict[str, Any] = {}
@@ -206,16 +203,6 @@ class RunnerSession:
         """Kill the runner: a command that another thread waits for fails, and so does every later one."""
         self._abandoned = True
         self.runner.kill()
-
-    @property
-    def lost(self) -> bool:
-        """Whether no command is answered any more."""
-        return self._ended is not None
-
-    @property
-    def begun(self) -> bool:
-        """Whether ``begin_calls`` has drawn calls that ``at_once`` has not made."""
-        return self._begun is not None
 
     def end_runner(self) -> None:
         """End the runner before the session, once all is known that was asked of it."""
@@ -516,9 +503,8 @@ class RunnerSession:
 
     def finish_compiling(self) -> None:
         """Wait until the runner has compiled what it has begun to compile (CUDA). It does not take the GPU lock."""
-        with survived(), self.budget.extended(self.timed_compile_seconds):
+        with survived():
             self._ablated({"op": "finish"}, [])
-        self.timed_compile_seconds = 0.0
 
     def _ablated(self, header: dict[str, Any], blobs: list[bytes]) -> Any:
         """Make a call without launches: most of its time is compiling."""

@@ -272,11 +272,6 @@ class RunnerContestant:
         kept = result_bytes + sum(size for n, size in sizes[0].items() if n.partition(".")[0] in written)
         return sum(sizes[0].values()), slots, bytes_beside_slots(sum(size for d in sizes for size in d.values()), kept)
 
-    def compile_ahead(self) -> None:
-        """Begin to compile the kernels that the case needs, until ``finish_compiling``; the runner gets no values."""
-        self.describe()
-        self.dry()
-
     def describe(self) -> None:
         """Have the runner allocate one set of inputs without values, for ``dry``; nothing is launched on the GPU."""
         args = {

@@ -34,6 +34,7 @@ from kbx_env.errors import SandboxError
 from kbx_env.grading import compulsory_work, gpu_turns, inputs, reference
 from kbx_env.grading.runtime.session import RunnerSession
 from kbx_env.grading.runtime.untrusted import GradingAborted
+from kbx_env.grading.sizes import timed
 from kbx_env.grading.timing import gpu_lock, input_windows
 from kbx_env.grading.timing import roofline as rooflines
 from kbx_env.grading.timing.contestants import (
@@ -60,7 +61,6 @@ from kbx_env.grading.timing.ratio import (
 )
 from kbx_env.grading.timing.roofline import Roofline
 from kbx_env.grading.timing.telemetry import Reading, Telemetry, disturbance, strangers
-from kbx_env.grading.timing.timed_compile import largest_first
 from kbx_env.outcome import CaseTime, Timing, Verdict, Violation
 from kbx_env.protocol.wire import assembled
 from kbx_env.spec.criteria import Sample, Windows
@@ -330,10 +330,16 @@ def time_task(
     Raises:
         GradingAborted: a timed call was wrong or failed, or the claimed times cannot be true.
     """
-    cases, needed, places = largest_first(task, sizes)
     memory = torch.cuda.get_device_properties(0).total_memory
-    # The memory that can be reserved depends on the other processes on the GPU.
+    cases = compulsory_work.fitting(task, memory, timed(task, sizes))
+    # The choice of cases must not depend on the other processes on the GPU; the memory that can be reserved does.
     memory = reservable(memory, _telemetry().memory_of_others(session.gpu.living()), len(session.gpu.living()))
+    # A task without inputs counts by its results.
+    declared = [int(compulsory_work.declared_bytes(task, c) or 0) for c in cases]
+    needed = [max(compulsory_work.input_bytes(task, c), d) for c, d in zip(cases, declared, strict=True)]
+    # The largest first: the others use the memory again that it has asked the driver for.
+    order = sorted(range(len(cases)), key=lambda k: -needed[k])
+    cases, needed = tuple(cases[k] for k in order), [needed[k] for k in order]
     largest = needed[0]
     candidates = [RunnerContestant(session, case) for case in cases]
 
@@ -342,12 +348,11 @@ def time_task(
         seeds = [inputs.case_seed(session.secret, task.id, split, index, k) for k in range(input_windows.MAX_DRAWS)]
         return InputWindows.draw(task, cases[index], seeds, session.backend)
 
-    # All cases are compiled before the GPU is held alone, most often long before. A kernel is compiled for shapes and strides, so
-    # the GPU is not used. Compilers need no inputs, and take their time while work is counted and drawn.
-    if not session.timed_begun:
-        for candidate in candidates:
-            _with_memory(session, 0.0, candidate.compile_ahead)
-        candidates[-1].release(ahead=True)
+    # All cases are compiled before the GPU is held alone. A kernel is compiled for shapes and strides, so the runner
+    # gets no values, and the GPU is not used. Compilers need no inputs, and take their time while work is counted and drawn.
+    for candidate in candidates:
+        _with_memory(session, 0.0, partial(_compile, candidate))
+    candidates[-1].release(ahead=True)
     _load_reference(task, session)
 
     reserve = _Reservations(session, memory)
@@ -361,8 +366,7 @@ def time_task(
         work.append(counted)
 
     early = _drawn_early(task, cases, draw, session, QUEUED_MEMORY_SHARE * memory, reserve)
-    if not session.timed_begun:
-        candidates[-1].finish_compiling(len(cases))
+    candidates[-1].finish_compiling(len(cases))
 
     def draw_timed(index: int) -> InputWindows:
         # Large values are drawn again for the judge: they would fill the GPU while the grading waits.
@@ -394,6 +398,7 @@ def time_task(
                 each = min(each, KNOWN_MEMORY * reserve.peak_bytes / max(1, needed[index])) if reserve.peak_bytes else each
                 one.results.clear()
         rows += judged
+    places = [order.index(k) for k in range(len(cases))]
     return _summary([measured[k] for k in places], [rows[k] for k in places], measuring, precision)
 
 
@@ -426,6 +431,12 @@ def _drawn_early(
             # A task without inputs draws none, so its declared bytes do not matter here.
             early[index] = reserve.run(COUNT_MEMORY * input_bytes, partial(_drawn_to_host, draw, index, session))
     return early
+
+
+def _compile(candidate: RunnerContestant) -> None:
+    """Begin to compile the kernels that a case needs."""
+    candidate.describe()
+    candidate.dry()
 
 
 def _with_memory(session: RunnerSession, share: float, work: Callable[[], _Done], needed: float = 0.0) -> _Done:

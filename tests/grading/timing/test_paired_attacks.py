@@ -23,7 +23,7 @@ from kbx_env.device.stopwatch import Stopwatch
 from kbx_env.grading import compulsory_work
 from kbx_env.grading.runtime.untrusted import GradingAborted
 from kbx_env.grading.timing import contestants as sides
-from kbx_env.grading.timing import gpu_lock, paired, roofline, timed_compile
+from kbx_env.grading.timing import gpu_lock, paired, roofline
 from kbx_env.grading.timing.telemetry import Reading
 from kbx_env.options import PRECISIONS
 from kbx_env.outcome import Timing, Verdict
@@ -40,8 +40,7 @@ _data_ptr, _copy, _zero, _empty = torch.Tensor.data_ptr, torch.Tensor.copy_, tor
 
 @pytest.fixture(params=[0, 768], ids=["socket", "device memory"])
 def time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Timing]:
-    """Time a kernel of 2 us; eager takes 3. Tensors travel through the socket; or in pieces through lent memory, and compiling has
-    begun before."""
+    """Time a kernel of 2 us; eager takes 3. Tensors travel through the socket or, in pieces, through lent memory."""
     device = FakeDevice()
     other = FakeDevice()
     for name in ("run", "_bench"):  # as they are now: a guarded stopwatch replaces them for good
@@ -72,9 +71,6 @@ def time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
         monkeypatch.setattr(sides.EagerContestant, "__init__", _eager(eager))
         monkeypatch.setattr(sides.EagerContestant, "host_bound", False)  # the model's clock does not run while the host works
         talk = FakeTalk(task, device, make(device), request.param)
-        if request.param:
-            timed_compile.begin(task, talk, "published")  # type: ignore[arg-type]
-            assert talk.asked[-1] == "release"
         return paired.time_task(task, talk, precision=precision)  # type: ignore[arg-type]
 
     def _eager(function: Any) -> Any:
