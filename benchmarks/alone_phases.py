@@ -25,7 +25,7 @@ from kbx_env import versions
 from kbx_env.errors import UsageError
 from kbx_env.grading import reference
 from kbx_env.grading.grader import Grader
-from kbx_env.grading.timing import contestants, gpu_lock, input_windows, paired, roofline, telemetry
+from kbx_env.grading.timing import contestants, gpu_lock, input_windows, measuring, roofline, telemetry
 from kbx_env.options import PRECISIONS, resolve_backend
 from kbx_env.spec.catalog import expert_source
 
@@ -77,9 +77,9 @@ class Phases:
             self.watch(contestants.EagerContestant, method, f"eager: {method.strip('_')}")
         self.watch(contestants.RunnerContestant, "fetch", "results, the grader's part")
         self.watch(contestants.RunnerContestant, "lay", "inputs, the grader's part")
-        self.watch(paired, "pair", "pairs, the grader's part")
-        self.watch(paired, "give_back", "memory given back")
-        self.watch(paired._Measuring, "_preallocate", "memory asked for")
+        self.watch(measuring, "pair", "pairs, the grader's part")
+        self.watch(measuring, "give_back", "memory given back")
+        self.watch(measuring.Measuring, "_preallocate", "memory asked for")
         self.watch(reference, "expect", "reference")
         self.watch(telemetry.Telemetry, "read", "telemetry")
         self.watch(roofline, "roofline", "ceilings")

@@ -54,7 +54,7 @@ from kbx_env.executor import GRADER, Executor, Request
 from kbx_env.executor.pools.gpu import gpu_pool, uuids_of
 from kbx_env.grading import compulsory_work
 from kbx_env.grading.grader import Grader
-from kbx_env.grading.timing import gpu_lock, paired
+from kbx_env.grading.timing import gpu_lock, task_timing
 from kbx_env.options import PRECISIONS
 from kbx_env.outcome import Outcome
 from kbx_env.spec import packs
@@ -178,17 +178,17 @@ class PhasedGrader(Grader):
 
     def _watch_judging(self) -> None:
         """Record the largest device memory of judging each case, in multiples of the bytes of its inputs."""
-        real, judging = paired._case_time, self._judging
+        real, judging = task_timing.case_time, self._judging
 
-        def watched(task: Any, one: Any, draw: Any, device: Any) -> Any:
+        def watched(task: Any, one: Any, *more: Any) -> Any:
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-            row = real(task, one, draw, device)
+            row = real(task, one, *more)
             size = max(1, compulsory_work.input_bytes(task, one.candidate.case))
             judging.append(round((torch.cuda.max_memory_allocated() - before) / size, 1))
             return row
 
-        paired._case_time = watched
+        task_timing.case_time = watched
 
     def _watch_lock(self, kind: str) -> None:
         real, locks = getattr(gpu_lock.GpuLock, kind), self._locks

@@ -56,7 +56,7 @@ def watch() -> None:
     sys.path.insert(0, str(ROOT))
     import alone_phases
 
-    from kbx_env.grading.timing import gpu_lock, paired
+    from kbx_env.grading.timing import gpu_lock, measuring
 
     now: dict[str, Any] = {}
     within, steps = list[list[float]](), Figures()
@@ -88,13 +88,13 @@ def watch() -> None:
 
             setattr(owner, attribute, staticmethod(watched) if isinstance(owner.__dict__[attribute], classmethod) else watched)
 
-    run = paired._Measuring.run
+    run = measuring.Measuring.run
 
     def ran(measuring: Any, candidates: Sequence[Any], *more: Any) -> Any:
         now.update(task=measuring.task.id, cases=len(candidates), runner=candidates[0].session.runner.pid)
         return run(measuring, candidates, *more)
 
-    paired._Measuring.run = ran  # type: ignore[method-assign]
+    measuring.Measuring.run = ran  # type: ignore[method-assign]
     Steps().watch_all()
     alone = gpu_lock.GpuHold.alone
 

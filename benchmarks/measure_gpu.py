@@ -25,8 +25,9 @@ from kbx_env.baselines.policy import make_policy
 from kbx_env.grading import inputs
 from kbx_env.grading.grader import Grader
 from kbx_env.grading.runtime.session import RunnerSession
-from kbx_env.grading.timing import paired as clock
 from kbx_env.grading.timing import roofline
+from kbx_env.grading.timing.contestants import SLOTS, RunnerContestant
+from kbx_env.grading.timing.paired import pair
 from kbx_env.spec.catalog import expert_source, load_task, load_tasks, task_ids
 
 ZOO = Path(__file__).resolve().parent.parent / "tests/zoo"
@@ -53,14 +54,14 @@ def self_against_self(grader: Grader, task_id: str, case_index: int, repeats: in
         for _ in range(2):
             session = RunnerSession(grader.zygote(), task, "cuda", secret, "eval", 60)
             session.load((expert_source(task_id) or "").encode())
-            sides.append(clock.RunnerContestant(session, case))
+            sides.append(RunnerContestant(session, case))
         slots = [
             inputs.draw(task, case, inputs.case_seed(secret, task.id, "time", case_index, k))
-            for k in range(clock.SLOTS)
+            for k in range(SLOTS)
         ]
         for side in sides:
             side.prepare(slots)
-        paired = clock.pair(*sides)
+        paired = pair(*sides)
         for side in sides:
             side.session.__exit__()
         rows.append({

@@ -38,8 +38,9 @@ from kbx_env.grading import inputs
 from kbx_env.grading.grader import Grader
 from kbx_env.grading.runtime.session import RunnerSession
 from kbx_env.grading.timing import contestants, input_windows
-from kbx_env.grading.timing import paired as clock
+from kbx_env.grading.timing.contestants import RunnerContestant
 from kbx_env.grading.timing.input_windows import InputWindows
+from kbx_env.grading.timing.paired import pair
 from kbx_env.options import resolve_backend
 from kbx_env.spec.catalog import expert_source, load_task
 from kbx_env.spec.task import Case, Task
@@ -114,7 +115,7 @@ def compared(job: tuple[str, str, str, str | None, str, int]) -> dict[str, Any]:
             ring = InputWindows.draw(
                 task, case, [inputs.case_seed(secret, task.id, "quality", 0, k) for k in range(input_windows.MAX_DRAWS)], "cuda"
             )
-        runners = [clock.RunnerContestant(s, case) for s in sessions]
+        runners = [RunnerContestant(s, case) for s in sessions]
         for side in runners:
             side.describe()
             side.dry()
@@ -128,7 +129,7 @@ def compared(job: tuple[str, str, str, str | None, str, int]) -> dict[str, Any]:
                 eager = contestants.EagerContestant(task, case, function=entry)
                 eager.prepare(ring)
             start = time.perf_counter()
-            paired = clock.pair(eager or runners[0], runners[-1], windows=ring)
+            paired = pair(eager or runners[0], runners[-1], windows=ring)
             alone = time.perf_counter() - start
         if eager is not None:
             eager.watch.close()

@@ -398,9 +398,9 @@ class Time:
         if not context.options.timed:
             return None
         with context.timed(Stage.TIME):
-            from kbx_env.grading.timing import paired
+            from kbx_env.grading.timing import task_timing
 
-            context.builder.timing = paired.time_task(
+            context.builder.timing = task_timing.time_task(
                 context.task, context.session, context.options.sizes, context.options.precision
             )  # fmt: skip
         if denied := context.session.denied:  # in a timed call, after the work was proved

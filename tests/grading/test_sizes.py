@@ -16,7 +16,7 @@ from kbx_env.errors import DeclarationError, UnknownName
 from kbx_env.executor import Request
 from kbx_env.grading import compulsory_work, inputs, reference, sizes
 from kbx_env.grading.grader import Grader
-from kbx_env.grading.timing import paired
+from kbx_env.grading.timing import task_timing
 from kbx_env.options import SIZES
 from kbx_env.protocol.wire import DTYPES, assembled
 from kbx_env.spec.catalog import expert_source, load_task, task_ids
@@ -161,7 +161,7 @@ def test_the_clock_times_the_sizes_asked_for(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(compulsory_work, "fitting", fitting)
     for asked in ((), ("held-out",)):
         with pytest.raises(Seen):
-            paired.time_task(task, None, *asked)  # type: ignore[arg-type]
+            task_timing.time_task(task, None, *asked)  # type: ignore[arg-type]
     assert seen == [task.timed, sizes.held_out(task)]
 
 

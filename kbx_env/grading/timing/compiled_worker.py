@@ -29,10 +29,11 @@ from kbx_env.device.stopwatch import Stopwatch
 from kbx_env.grading import compulsory_work, inputs, reference
 from kbx_env.grading.sizes import at
 from kbx_env.grading.timing import input_windows
-from kbx_env.grading.timing import paired as clock
 from kbx_env.grading.timing.contestants import EagerContestant
 from kbx_env.grading.timing.gpu_lock import GpuHold, GpuLock
 from kbx_env.grading.timing.input_windows import InputWindows
+from kbx_env.grading.timing.paired import pair
+from kbx_env.grading.timing.reservations import COUNT_MEMORY, MEASURE_MEMORY, SHARE
 from kbx_env.protocol.wire import assembled
 from kbx_env.spec.task import Case, Task
 
@@ -250,7 +251,7 @@ def ratio(
     """
     case, function = at(task, index), baseline(task, gate, compile_fx)
     size = compulsory_work.input_bytes(task, case)
-    share = size / (clock.SHARE * memory) if memory else 0.0
+    share = size / (SHARE * memory) if memory else 0.0
 
     def room(times: int) -> contextlib.AbstractContextManager[None]:
         return gate.hold.room(times * share) if memory else contextlib.nullcontext()
@@ -260,7 +261,7 @@ def ratio(
         gate.tell({"state": "compiling"})
         with contextlib.suppress(NeedsGpu):
             function(**assembled(args))
-    with room(clock.COUNT_MEMORY), _first_args(task, case, gate, device, index) as args:
+    with room(COUNT_MEMORY), _first_args(task, case, gate, device, index) as args:
         gate.tell({"state": "compiling"})
         # In the first call inductor chooses between variants of a kernel by their times.
         with gate.alone():
@@ -268,13 +269,13 @@ def ratio(
             if device == "cuda":
                 torch.cuda.synchronize()
     # As in a grading: memory beyond the rest is reserved before this process queues for the GPU.
-    more = (clock.MEASURE_MEMORY * size - (1 - clock.SHARE) * 0.8 * memory) / (clock.SHARE * memory) if memory else 0.0
+    more = (MEASURE_MEMORY * size - (1 - SHARE) * 0.8 * memory) / (SHARE * memory) if memory else 0.0
     with gate.hold.room(more) if more > 0 else contextlib.nullcontext(), gate.alone():
         windows = _windows(task, case, index, device)
         contestants = [EagerContestant(task, case, device, Stopwatch(device, tools), f) for f in (None, function)]
         try:
             about_us = sum(contestant.prepare(windows) for contestant in contestants)
-            paired = clock.pair(contestants[0], contestants[1], windows=windows, budget=BUDGET, about_us=about_us)
+            paired = pair(contestants[0], contestants[1], windows=windows, budget=BUDGET, about_us=about_us)
         finally:
             for contestant in contestants:
                 contestant.watch.close()

@@ -17,7 +17,7 @@ from kbx_env.errors import SandboxError
 from kbx_env.grading.runtime import session, time_budget
 from kbx_env.grading.runtime.session import RunnerSession
 from kbx_env.grading.runtime.untrusted import GradingAborted
-from kbx_env.grading.timing.paired import RunnerContestant
+from kbx_env.grading.timing.contestants import RunnerContestant
 from kbx_env.outcome import Verdict
 from kbx_env.protocol import wire
 from kbx_env.spec.catalog import load_task

@@ -15,9 +15,8 @@ from kbx_env.tasks import _schemes, _seams
 
 from kbx_env.grading import reference
 from kbx_env.grading.timing import compiled_worker as worker
-from kbx_env.grading.timing import paired
 from kbx_env.grading.timing.gpu_lock import GpuHold, GpuLock
-from kbx_env.grading.timing.paired import Paired
+from kbx_env.grading.timing.ratio import Paired
 from kbx_env.protocol.wire import assembled
 from kbx_env.spec.catalog import load_task
 
@@ -83,7 +82,7 @@ def test_it_compiles_outside_and_measures_alone(monkeypatch: pytest.MonkeyPatch,
         return _paired(a, b)
 
     _small(monkeypatch, function)
-    monkeypatch.setattr(paired, "pair", pair)
+    monkeypatch.setattr(worker, "pair", pair)
     asked = _asked(gpu_lock=str(lease.folder))
     worker.measure(asked, rows.append, device="cpu", tools=FakeDevice(), compile_fx=compile_fx, memory=1 << 30)
     assert seen == [("compile", True), ("compile", True), ("pair", False)], (
@@ -143,7 +142,7 @@ def test_compiling_for_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_task_of_the_catalogue_goes_all_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own baseline, inputs and rings; only the clock's numbers are invented."""
     rows: list[dict[str, Any]] = []
-    monkeypatch.setattr(paired, "pair", _paired)
+    monkeypatch.setattr(worker, "pair", _paired)
     small = min(range(len(TASK.timed)), key=lambda i: worker.compulsory_work.input_bytes(TASK, TASK.timed[i]))
     worker.measure(_asked(cases=[small]), rows.append, device="cpu", tools=FakeDevice(), compile_fx=_plain)
     assert rows[-1].get("ratio") == pytest.approx(0.5), rows[-1]

@@ -23,7 +23,9 @@ from kbx_env.device.stopwatch import Stopwatch
 from kbx_env.grading import compulsory_work
 from kbx_env.grading.runtime.untrusted import GradingAborted
 from kbx_env.grading.timing import contestants as sides
-from kbx_env.grading.timing import gpu_lock, paired, roofline
+from kbx_env.grading.timing import gpu_lock, measuring, paired, roofline, task_timing, telemetry, timed_results
+from kbx_env.grading.timing.contestants import BLOCK, SLOTS
+from kbx_env.grading.timing.precision import REPORT
 from kbx_env.grading.timing.telemetry import Reading
 from kbx_env.options import PRECISIONS
 from kbx_env.outcome import Timing, Verdict
@@ -45,7 +47,7 @@ def time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
     other = FakeDevice()
     for name in ("run", "_bench"):  # as they are now: a guarded stopwatch replaces them for good
         monkeypatch.setattr(Autotuner, name, getattr(Autotuner, name))
-    monkeypatch.setattr(paired, "Stopwatch", lambda _: Stopwatch("cpu", other))
+    monkeypatch.setattr(measuring, "Stopwatch", lambda _: Stopwatch("cpu", other))
 
     def now() -> float:
         device.now_us += 3.0  # what a command costs at least
@@ -71,7 +73,7 @@ def time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
         monkeypatch.setattr(sides.EagerContestant, "__init__", _eager(eager))
         monkeypatch.setattr(sides.EagerContestant, "host_bound", False)  # the model's clock does not run while the host works
         talk = FakeTalk(task, device, make(device), request.param)
-        return paired.time_task(task, talk, precision=precision)  # type: ignore[arg-type]
+        return task_timing.time_task(task, talk, precision=precision)  # type: ignore[arg-type]
 
     def _eager(function: Any) -> Any:
         def init(self: Any, task: Any, case: Case, where: str, watch: Stopwatch) -> None:
@@ -323,7 +325,7 @@ class HeldUp:
 
     def __call__(self) -> float:
         self.made += 1
-        return 60.0 if self.made < self.calls and self.made // (paired.REPORT.pairs * (paired.BLOCK + 1)) % 5 < 2 else 3.0
+        return 60.0 if self.made < self.calls and self.made // (REPORT.pairs * (BLOCK + 1)) % 5 < 2 else 3.0
 
 
 @pytest.mark.parametrize("calls", [90, 10_000])
@@ -342,16 +344,17 @@ def test_who_works_only_while_it_is_measured_in_vain_is_found_out(
     time: Callable[..., Timing], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the first attempt's calls 12 could be held, of the second's as many: here chance keeps those it has."""
-    monkeypatch.setattr(paired, "MAX_KEPT_RESULTS", 3)
-    monkeypatch.setattr(paired, "secrets", SimpleNamespace(randbelow=lambda n: n - 1, randbits=lambda n: 7))
-    pair, measured = paired.pair, [0]
+    monkeypatch.setattr(measuring, "MAX_KEPT_RESULTS", 3)
+    for module in (paired, measuring, timed_results):
+        monkeypatch.setattr(module, "secrets", SimpleNamespace(randbelow=lambda n: n - 1, randbits=lambda n: 7))
+    pair, measured = measuring.pair, [0]
 
     def counted(*sides: Any, **options: Any) -> Any:
         found = pair(*sides, **options)
         measured[0] += 1
         return found
 
-    monkeypatch.setattr(paired, "pair", counted)
+    monkeypatch.setattr(measuring, "pair", counted)
 
     def tired(device: FakeDevice) -> Callable[..., Any]:
         def entry(x: torch.Tensor) -> torch.Tensor:
@@ -381,7 +384,7 @@ def test_noise_of_its_own_gives_nobody_a_second_try(time: Callable[..., Timing])
 
     with contextlib.suppress(GradingAborted):
         assert time(unsteady, CASES[:1]).notes == ()
-    assert calls[0] < 1.5 * paired.REPORT.max_rounds * paired.REPORT.pairs * (paired.BLOCK + 1 + paired.SLOTS)
+    assert calls[0] < 1.5 * REPORT.max_rounds * REPORT.pairs * (BLOCK + 1 + SLOTS)
 
 
 def test_a_kernel_far_slower_than_eager_is_measured_less(time: Callable[..., Timing]) -> None:
@@ -394,7 +397,7 @@ def test_a_kernel_far_slower_than_eager_is_measured_less(time: Callable[..., Tim
         return entry
 
     told = time(slow, CASES[:1])
-    assert told.high < 0.1 and told.cases[0].pairs == paired.REPORT.early_rounds * paired.REPORT.pairs
+    assert told.high < 0.1 and told.cases[0].pairs == REPORT.early_rounds * REPORT.pairs
 
 
 def lies_where_it_is_slow(device: FakeDevice) -> Callable[..., Any]:
@@ -452,7 +455,7 @@ def test_who_calls_its_slow_calls_late_is_told_by_the_audit(
 
 def late(device: FakeDevice) -> Callable[..., Any]:
     """Honest for thirteen rounds, of which the second is so noisy that there are more; then it does nothing."""
-    calls, a_round = [0], paired.SLOTS + paired.REPORT.pairs * (paired.BLOCK + 1)
+    calls, a_round = [0], SLOTS + REPORT.pairs * (BLOCK + 1)
 
     def entry(x: torch.Tensor) -> torch.Tensor:
         y = device.new(x)
@@ -473,13 +476,13 @@ def now_and_then(device: FakeDevice) -> Callable[..., Any]:
     One result of each of the eight blocks is judged: all are right in one measurement of 400,000. Wrong calls in every
     other block only would be missed in one of 600.
     """
-    calls, a_round = [0], paired.SLOTS + paired.REPORT.pairs * (paired.BLOCK + 1)
+    calls, a_round = [0], SLOTS + REPORT.pairs * (BLOCK + 1)
 
     def entry(x: torch.Tensor) -> torch.Tensor:
         y = device.new(x)
         if device.capturing is None:
             calls[0] += 1
-            turn, call = divmod((calls[0] - 6) % a_round - paired.SLOTS, paired.BLOCK + 1)
+            turn, call = divmod((calls[0] - 6) % a_round - SLOTS, BLOCK + 1)
             if calls[0] > 5 and turn >= 0 and 1 <= call <= 4:
                 device.launch(lambda: None, 0.05)
                 return y
@@ -492,7 +495,8 @@ def now_and_then(device: FakeDevice) -> Callable[..., Any]:
 @pytest.mark.parametrize("make", [late, now_and_then])
 def test_who_works_only_while_it_is_watched_is_told(time: Callable[..., Timing], monkeypatch, make: Entry) -> None:
     # A busy machine would spend the seconds of a measurement before the first round in which nothing is done.
-    monkeypatch.setattr(paired, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    for module in (paired, timed_results):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 0.0))
     for _ in range(2):
         with pytest.raises(GradingAborted, match="timed call wrong"):
             time(make, CASES[:1])
@@ -517,8 +521,8 @@ def test_inputs_of_a_slot_come_once_with_its_captured_calls(time: Callable[..., 
 
 def test_of_large_inputs_one_copy_is_kept(time: Callable[..., Timing], monkeypatch) -> None:
     """The results of one case took 11 GiB until they were judged, for inputs of 3 GiB."""
-    measure, kept = paired._Measuring._case, list[Any]()
-    monkeypatch.setattr(paired, "MAX_KEPT_BYTES", 1)
+    measure, kept = measuring.Measuring._case, list[Any]()
+    monkeypatch.setattr(measuring, "MAX_KEPT_BYTES", 1)
 
     def case(self: Any, candidate: Any, *rest: Any) -> Any:
         found = measure(self, candidate, *rest)
@@ -527,7 +531,7 @@ def test_of_large_inputs_one_copy_is_kept(time: Callable[..., Timing], monkeypat
         kept.append((with_inputs, found.kept_bytes, self.bytes_to_judge(rest[2]) + rounding))
         return found
 
-    monkeypatch.setattr(paired._Measuring, "_case", case)
+    monkeypatch.setattr(measuring.Measuring, "_case", case)
     time(honest)
     assert len(kept) == len(CASES)
     for with_inputs, kept_bytes, expected in kept:
@@ -538,7 +542,7 @@ def test_of_large_inputs_one_copy_is_kept(time: Callable[..., Timing], monkeypat
 def test_memory_of_large_results_is_reserved_until_they_are_judged(time: Callable[..., Timing], monkeypatch) -> None:
     """On a GPU of 80 GB the results of six gradings filled it, and right kernels ended as faults of the machine."""
     events: list[str] = []
-    monkeypatch.setattr(paired, "KEPT_MEMORY_SHARE", 0.0)
+    monkeypatch.setattr(task_timing, "KEPT_MEMORY_SHARE", 0.0)
 
     @contextlib.contextmanager
     def room(hold: gpu_lock.GpuHold, share: float, pool: str = "room") -> Iterator[None]:
@@ -551,8 +555,8 @@ def test_memory_of_large_results_is_reserved_until_they_are_judged(time: Callabl
         monkeypatch.setattr(owner, name, lambda *a: (events.append(text), real(*a))[1])
 
     monkeypatch.setattr(gpu_lock.GpuHold, "room", room)
-    noted(paired._Measuring, "_case", "measured")
-    noted(paired, "_case_time", "judged")
+    noted(measuring.Measuring, "_case", "measured")
+    noted(task_timing, "case_time", "judged")
     time(honest, CASES[:1])
     order = [e for e in events if not e.startswith("room")]
     assert order == ["kept of some memory", "measured", "judged", "kept is free"]
@@ -639,7 +643,7 @@ def test_a_gpu_without_room_for_all_inputs_counts_as_full(time: Callable[..., Ti
 
 def test_disturbed_cases_are_measured_again(time: Callable[..., Timing], monkeypatch) -> None:
     readings: list[Reading] = []
-    monkeypatch.setattr(paired.Telemetry, "read", lambda *_: readings.pop(0) if readings else Reading("model", reasons=0))
+    monkeypatch.setattr(telemetry.Telemetry, "read", lambda *_: readings.pop(0) if readings else Reading("model", reasons=0))
     hot = Reading("model", reasons=0x40)
     readings[:] = [Reading("model"), hot, hot, hot]
     timing = time(honest)
@@ -655,7 +659,7 @@ def test_a_ratio_that_only_eager_has_raised_is_measured_again(
     time: Callable[..., Timing], monkeypatch: pytest.MonkeyPatch, slow: int
 ) -> None:
     """On a host with two GPUs an expert was refused once in some thousand gradings: some of eager's blocks had been slowed."""
-    pair, measured = paired.pair, [0]
+    pair, measured = measuring.pair, [0]
 
     def slowed(*both: Any, **options: Any) -> Any:
         measured[0] += 1
@@ -673,12 +677,12 @@ def test_a_ratio_that_only_eager_has_raised_is_measured_again(
 
         return entry
 
-    monkeypatch.setattr(paired, "pair", slowed)
+    monkeypatch.setattr(measuring, "pair", slowed)
     timing = time(measure, CASES[:1], eager_us=lambda: 3000.0)
     assert timing.speedup == pytest.approx(1.5, rel=0.02) and not timing.cases[0].disturbed
-    assert measured[0] == min(slow + 1, paired.ATTEMPTS) and len(timing.notes) == slow
+    assert measured[0] == min(slow + 1, measuring.ATTEMPTS) and len(timing.notes) == slow
     assert all("calls in a row took" in note for note in timing.notes)
-    assert ("eager was held up in 3 attempts" in timing.notes[-1]) == (slow == paired.ATTEMPTS)
+    assert ("eager was held up in 3 attempts" in timing.notes[-1]) == (slow == measuring.ATTEMPTS)
 
 
 def test_who_computed_in_between_disturbs_all_cases(time: Callable[..., Timing], monkeypatch) -> None:
@@ -690,7 +694,7 @@ def test_who_computed_in_between_disturbs_all_cases(time: Callable[..., Timing],
         busy = (os.getpid(), 1 << 30) if told[-1] and sum(told) == 2 else None
         return Reading("model", processes=(os.getpid(),), busy=busy)
 
-    monkeypatch.setattr(paired.Telemetry, "read", read)
+    monkeypatch.setattr(telemetry.Telemetry, "read", read)
     timing = time(honest)
     assert told[:3] == [True, False, True] and [c.disturbed for c in timing.cases] == [True, True]
     assert "1 other processes computed" in timing.notes[0], "the last case was measured again"
@@ -709,7 +713,7 @@ def test_a_time_near_the_roofline_is_measured_again_and_void(
 ) -> None:
     with_floor(monkeypatch, 2.0 * share)
     timing = time(honest, CASES[:1])
-    assert timing.void is void and len(timing.notes) == (paired.ATTEMPTS if void else 0)
+    assert timing.void is void and len(timing.notes) == (measuring.ATTEMPTS if void else 0)
     assert timing.cases[0].floor_us == pytest.approx(2.0 * share, rel=1e-3)
     assert timing.roofline is not None and timing.roofline["source"] == "a model"
 
@@ -717,18 +721,18 @@ def test_a_time_near_the_roofline_is_measured_again_and_void(
 def test_a_time_that_beats_physics_is_measured_again_and_rejected(
     time: Callable[..., Timing], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pair, measured = paired.pair, [0]
+    pair, measured = measuring.pair, [0]
 
     def counted(*sides: Any, **options: Any) -> Any:
         measured[0] += 1
         return pair(*sides, **options)
 
-    monkeypatch.setattr(paired, "pair", counted)
+    monkeypatch.setattr(measuring, "pair", counted)
     with_floor(monkeypatch, 2.0 / 0.9)
     with pytest.raises(GradingAborted, match="the device needs") as stop:
         time(honest, CASES[:1])
     assert stop.value.verdict is Verdict.REJECTED and [v.rule for v in stop.value.violations] == ["impossible_speed"]
-    assert measured[0] == paired.ATTEMPTS
+    assert measured[0] == measuring.ATTEMPTS
 
 
 def test_a_floor_that_eager_beats_is_wrong_and_blames_nobody(
