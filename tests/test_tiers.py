@@ -53,7 +53,7 @@ def test_changed_files_name_tasks_and_specimens() -> None:
 
 @pytest.mark.parametrize(("test", "module", "mirrored"), [
     ("tests/grading/timing/test_paired.py", "kbx_env/grading/timing/paired.py", True),
-    ("tests/grading/timing/test_paired_attacks.py", "kbx_env/grading/timing/paired.py", True),
+    ("tests/grading/timing/test_task_timing_attacks.py", "kbx_env/grading/timing/task_timing.py", True),
     ("tests/train/test_ppo.py", "train/ppo.py", True),
     ("tests/test_outcome.py", "kbx_env/outcome.py", True),
     ("tests/test_outcome.py", "tests/test_outcome.py", True),

@@ -497,8 +497,8 @@ class Measured:
     """What the judge measures of a call, whatever the answer is: kept where several answers to one call are judged.
 
     Args:
-        keeps: whether tensors are kept, too. The answers to a call at a timed size are judged one by one: kept tensors would fill
-            a GPU.
+        keeps: whether allowed errors are kept, too. The answers to a call at a timed size are judged one by one, each with a
+            ``Measured`` of its own: kept tensors would fill a GPU.
     """
 
     def __init__(self, keeps: bool = True) -> None:
@@ -525,7 +525,11 @@ class Measured:
         if draws not in self._moved:
             if self._perturbations is None:
                 self._perturbations = make()
-            outputs, written = self._perturbations.root_mean_square(draws)
+            try:
+                outputs, written = self._perturbations.root_mean_square(draws)
+            except BaseException:
+                self._perturbations = None  # a call that failed half way may be in some of its sums
+                raise
             self._moved[draws] = [without_luck(m) if product else m for m in (*outputs, *written.values())]
         return self._moved[draws]
 

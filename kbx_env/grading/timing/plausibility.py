@@ -1,4 +1,4 @@
-"""Whether times are possible: a kernel is no faster than the memory of the device."""
+"""Whether times can be true: they are compared with the roofline of the device, and eager's with each other."""
 
 from __future__ import annotations
 

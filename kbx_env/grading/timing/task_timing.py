@@ -35,7 +35,8 @@ from kbx_env.spec.criteria import Sample, Windows
 from kbx_env.spec.task import Case, Task
 
 LIKELY_JUDGE_MEMORY = 8.0
-"""Of these, how much the driver is asked for at once before judging, where nothing is known of a smaller case."""
+"""Device memory for which the driver is asked at once before a case is judged, in multiples of the bytes of its inputs, where
+nothing is known of a smaller case."""
 KNOWN_MEMORY = 1.15
 """Device memory reserved for judging a case, in multiples of what a smaller case of the task took for each byte of its inputs, if
 that is less than ``JUDGE_MEMORY``: elementwise tasks take 6 to 8."""
@@ -146,7 +147,7 @@ def _drawn_early(
     task: Task, cases: Sequence[Case], draw: Callable[[int, str], InputWindows], session: RunnerSession, most: float,
     reserve: Reservations,
 ) -> dict[int, InputWindows]:  # fmt: skip
-    """Draw values before the GPU is held alone: small ones, and matrices of special kinds, which are slow to draw.
+    """Draw values before the GPU is held alone: small ones, and matrices that are drawn by factorising, which is slow.
 
     Args:
         task: the task.

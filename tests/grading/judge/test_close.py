@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -654,6 +655,27 @@ def test_a_second_result_may_need_fewer_perturbations_than_the_first(monkeypatch
         needed.clear()
         passed.add((rule(task, case, args, got, got.clone()).passed, *needed))
     assert (True, 1, 8) in passed, "or the first result never needs more than the second begins with"
+
+
+def test_a_perturbation_that_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU may have no memory for one of them. It was in the sums half, and the next measurement went on from there."""
+    task = load_task("math/softmax")
+    case = next(c for c in task.cases if c.elements() > 20 and not c.out)
+    args = inputs.draw(task, case, 3)
+    expected = reference.expect(task, case, args)
+    begin = partial(reference.Perturbations, task, case, args, expected)
+    wanted, measured, real = close.Measured().moved(8, begin, False), close.Measured(), reference._add_square
+    calls = iter(range(99))
+
+    def add(*parts: torch.Tensor) -> None:
+        real(*parts)
+        if next(calls) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(reference, "_add_square", add)
+    with pytest.raises(torch.OutOfMemoryError):
+        measured.moved(8, begin, False)
+    assert all(torch.equal(a, b) for a, b in zip(measured.moved(8, begin, False), wanted, strict=True))
 
 
 @pytest.mark.parametrize("name", ["math/softmax", "matrixmultiply/addmm", "math/fftn", "normalization/batch_norm"])
