@@ -78,5 +78,9 @@ class CaseWork:
 
 
 def slots_of(work: CaseWork) -> int:
-    """Return how many sets of buffers a case has."""
+    """Return how many sets of buffers a case has; large ones have fewer.
+
+    Args:
+        work: of the case.
+    """
     return FEW_SLOTS if work.tensor_bytes > FEW_SLOTS_BYTES else SLOTS

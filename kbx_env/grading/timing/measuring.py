@@ -342,6 +342,10 @@ class Measuring:
 
 
 def device_telemetry() -> Telemetry:
-    """Return the telemetry of the device on which this process grades."""
+    """Return the telemetry of the device on which this process grades.
+
+    Returns:
+        Readings of clocks, temperature, and who computes.
+    """
     uuid = getattr(torch.cuda.get_device_properties(0), "uuid", None)
     return Telemetry(None if uuid is None else str(uuid))

@@ -13,12 +13,26 @@ from kbx_env.spec.task import Task
 
 
 def claimed_us(paired: Paired) -> float:
-    """Return the microseconds of a candidate's call that its speedup amounts to: few calls may decide the ratio."""
+    """Return the time that a speedup claims for a call: few calls may decide the ratio, and then it is not the median.
+
+    Args:
+        paired: the times.
+
+    Returns:
+        Microseconds of a call of the candidate.
+    """
     return min(paired.candidate_us, paired.eager_us * math.exp(-paired.log_ratio))
 
 
 def skewed(paired: Paired) -> str | None:
-    """Return a text if few calls of eager decide the ratio. A submission's own calls give it no second attempt."""
+    """Tell whether few calls of eager decide the ratio. A submission's own calls give it no second attempt.
+
+    Args:
+        paired: the times.
+
+    Returns:
+        Why the case is measured again; ``None`` where most calls decide.
+    """
     if not paired.skewed:
         return None
     return f"eager took {paired.eager_us:.1f} us in most calls, {paired.eager_mean_us or 0:.1f} in the mean"
@@ -54,7 +68,7 @@ def believed(task: Task, work: CaseWork, roofline: Roofline, paired: Paired) -> 
         paired: the times.
 
     Returns:
-        The result.
+        What the times allow to believe.
     """
     claimed = claimed_us(paired)
     floor_us = roofline.floor_us(work.ideal_bytes, work.operations, rooflines.operand_of(task))

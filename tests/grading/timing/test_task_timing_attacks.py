@@ -22,8 +22,16 @@ from kbx_env.device.ipc_runner import IpcSender
 from kbx_env.device.stopwatch import Stopwatch
 from kbx_env.grading import compulsory_work
 from kbx_env.grading.runtime.untrusted import GradingAborted
-from kbx_env.grading.timing import contestants as sides
-from kbx_env.grading.timing import gpu_lock, measuring, paired, roofline, task_timing, telemetry, timed_results
+from kbx_env.grading.timing import (
+    contestants,
+    gpu_lock,
+    measuring,
+    paired,
+    roofline,
+    task_timing,
+    telemetry,
+    timed_results,
+)
 from kbx_env.grading.timing.contestants import BLOCK, SLOTS
 from kbx_env.grading.timing.precision import REPORT
 from kbx_env.grading.timing.telemetry import Reading
@@ -53,7 +61,7 @@ def time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
         device.now_us += 3.0  # what a command costs at least
         return device.now_us / 1e6
 
-    monkeypatch.setattr(sides, "time", SimpleNamespace(perf_counter=now))
+    monkeypatch.setattr(contestants, "time", SimpleNamespace(perf_counter=now))
     monkeypatch.setattr(roofline, "roofline", lambda *_: roofline.Roofline(4.8e12, {}, 1 << 26, "a model"))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=1 << 40))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a model")
@@ -70,8 +78,8 @@ def time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
             other.launch(lambda: None, eager_us())
             return result
 
-        monkeypatch.setattr(sides.EagerContestant, "__init__", _eager(eager))
-        monkeypatch.setattr(sides.EagerContestant, "host_bound", False)  # the model's clock does not run while the host works
+        monkeypatch.setattr(contestants.EagerContestant, "__init__", _eager(eager))
+        monkeypatch.setattr(contestants.EagerContestant, "host_bound", False)  # the model's clock does not run while the host works
         talk = FakeTalk(task, device, make(device), request.param)
         return task_timing.time_task(task, talk, precision=precision)  # type: ignore[arg-type]
 
@@ -504,7 +512,7 @@ def test_who_works_only_while_it_is_watched_is_told(time: Callable[..., Timing],
 
 def test_inputs_of_a_slot_come_once_with_its_captured_calls(time: Callable[..., Timing], monkeypatch) -> None:
     asked: list[tuple[int, bool]] = []
-    real = sides.RunnerContestant.fetch
+    real = contestants.RunnerContestant.fetch
 
     def fetch(side: Any, calls: Any, captured: bool = False) -> Any:
         if captured:
@@ -513,9 +521,9 @@ def test_inputs_of_a_slot_come_once_with_its_captured_calls(time: Callable[..., 
         assert [bool(f.answer.after) for f in found] == [inputs for _, inputs in calls]
         return found
 
-    monkeypatch.setattr(sides.RunnerContestant, "fetch", fetch)
+    monkeypatch.setattr(contestants.RunnerContestant, "fetch", fetch)
     assert time(honest, CASES[:1]).speedup > 1
-    assert len(asked) >= sides.GRAPH_CALLS[0]
+    assert len(asked) >= contestants.GRAPH_CALLS[0]
     assert sorted(s for s, inputs in asked if inputs) == sorted({s for s, _ in asked})
 
 
@@ -615,28 +623,28 @@ def test_nothing_lies_in_memory_while_others_are_waited_for(time: Callable[..., 
 
 def test_a_gpu_that_is_full_while_kernels_compile_is_no_fault_of_a_kernel(time: Callable[..., Timing], monkeypatch) -> None:
     """On a GPU of 80 GB with 14 graders `reduce/min` was told a runtime error: there was no room for a second GiB."""
-    dry, full = sides.RunnerContestant.dry, [GradingAborted(Verdict.RUNTIME_ERROR, "OutOfMemoryError: CUDA out of memory")]
+    dry, full = contestants.RunnerContestant.dry, [GradingAborted(Verdict.RUNTIME_ERROR, "OutOfMemoryError: CUDA out of memory")]
 
-    def crowded(side: sides.RunnerContestant) -> None:
+    def crowded(side: contestants.RunnerContestant) -> None:
         if full:
             raise full.pop()
         dry(side)
 
-    monkeypatch.setattr(sides.RunnerContestant, "dry", crowded)
+    monkeypatch.setattr(contestants.RunnerContestant, "dry", crowded)
     monkeypatch.setattr(gpu_lock.GpuHold, "contended", property(lambda _: True))
     assert time(honest).speedup > 1 and not full
 
 
 def test_a_gpu_without_room_for_all_inputs_counts_as_full(time: Callable[..., Timing], monkeypatch) -> None:
     """The runner allocates the values of all draws in one piece."""
-    lay, sizes = sides.RunnerContestant.lay, list[tuple[int, int]]()
+    lay, sizes = contestants.RunnerContestant.lay, list[tuple[int, int]]()
 
-    def laid(side: sides.RunnerContestant, windows: Any, *more: Any) -> None:
+    def laid(side: contestants.RunnerContestant, windows: Any, *more: Any) -> None:
         lay(side, windows, *more)
         values = [v for draw in windows.draws for v in draw.values() if isinstance(v, torch.Tensor)]
         sizes.append((side.session.case_bytes, sum(v.untyped_storage().nbytes() for v in values)))
 
-    monkeypatch.setattr(sides.RunnerContestant, "lay", laid)
+    monkeypatch.setattr(contestants.RunnerContestant, "lay", laid)
     time(honest)
     assert len(sizes) == 2 and all(told == whole for told, whole in sizes)
 
