@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 
@@ -13,9 +15,11 @@ from benchmarks import experts_timed
 from kbx_env import jsonl
 from kbx_env.__main__ import main
 from kbx_env.executor.pools.process import Request
+from kbx_env.grading import compulsory_work
+from kbx_env.grading.timing import task_timing
 from kbx_env.outcome import Cases, Outcome, Stage, Timing, Verdict
 from kbx_env.spec import packs
-from kbx_env.spec.catalog import expert_source
+from kbx_env.spec.catalog import expert_source, load_task
 
 
 class StandIn:
@@ -100,3 +104,23 @@ def test_speeds_count_tasks_and_leave_out_what_was_not_timed() -> None:
     assert found["scan"]["tasks"] == 1 and found["scan"]["low"] is None, "the interval of one task is not known"
     assert set(found) == {"all", "scan"}
     assert experts_timed.speeds([graded("e", None)], {}) == {}
+
+
+def test_the_memory_of_judging_is_recorded_of_every_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--phases`` called the judge without its last parameter, so every grading ended as a fault."""
+    judge = create_autospec(task_timing.case_time, return_value="row")
+    monkeypatch.setattr(task_timing, "case_time", judge)
+    monkeypatch.setattr(experts_timed.torch.cuda, "reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr(experts_timed.torch.cuda, "memory_allocated", lambda: 1 << 30)
+    task = load_task("activation/relu")
+    case = task.timed[0]
+    size = compulsory_work.input_bytes(task, case)
+    monkeypatch.setattr(experts_timed.torch.cuda, "max_memory_allocated", lambda: (1 << 30) + 3 * size)
+    grader: Any = experts_timed.PhasedGrader.__new__(experts_timed.PhasedGrader)
+    grader._judging = []
+    grader._watch_judging()
+    one: Any = SimpleNamespace(candidate=SimpleNamespace(case=case))
+    allocate: Callable[[], None] = lambda: None  # noqa: E731
+    assert task_timing.case_time(task, one, None, None, allocate) == "row"  # type: ignore[arg-type]
+    judge.assert_called_once_with(task, one, None, None, allocate)
+    assert grader._judging == [3.0]
