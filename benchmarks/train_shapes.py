@@ -2,16 +2,21 @@
 
     python benchmarks/train_shapes.py shape=7b out=runs/shapes/7b
     python benchmarks/train_shapes.py shape=1.5b lora=false out=runs/shapes/1.5b
-    python benchmarks/train_shapes.py shape=1.5b lora=false grade_gpus=[1] out=runs/shapes/two-gpus
+    CUDA_VISIBLE_DEVICES=0 python benchmarks/train_shapes.py shape=1.5b lora=false grade_gpus=[1] out=runs/shapes/two-gpus
+    CUDA_VISIBLE_DEVICES=0 python benchmarks/train_shapes.py shape=1.5b lora=false grade_gpus=[1] mean=128 overlap=alternate \
+        out=runs/shapes/overlap
     python benchmarks/train_shapes.py shape=tiny backend=cpu steps=2 tokens=16 out=runs/shapes/tiny     # on a CPU, in a minute
 
 The model has the architecture of Qwen2.5-Coder with random weights (from its config; nothing is downloaded) and a tokenizer
 trained on our sources. Such a model never ends an answer, so every answer has ``tokens`` tokens: the most that a step can cost.
+With ``mean`` it ends at random places instead: so many tokens of its vocabulary end an answer that ``mean`` tokens are usual.
 Its answers are no kernels. So that gradings cost what they do in training, each is graded as another source: the expert kernel of
-its task, or the expert with one fault. Gradings are timed on the same GPU, or on those of ``grade_gpus``.
+its task, or the expert with one fault. Gradings are timed on the same GPU, or on those of ``grade_gpus``; there they begin as soon
+as an answer ends (``overlap``).
 
 A first process makes all steps but the last, and a second one resumes from its checkpoint. ``out/result.json`` has one entry a
-step and the totals; every number is measured in this process, seconds with the GPU synchronised.
+step and the totals; every number is measured in this process, seconds with the GPU synchronised. ``grading_seconds`` is what a
+step waits for gradings after its last answer has ended.
 
 Packages beside torch, Triton and transformers: trl, peft, accelerate, datasets (with dill, multiprocess, xxhash, pyarrow, pandas),
 omegaconf (with antlr4-python3-runtime), gymnasium (with farama-notifications).
@@ -20,6 +25,7 @@ omegaconf (with antlr4-python3-runtime), gymnasium (with farama-notifications).
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import subprocess
@@ -36,10 +42,12 @@ if __package__ in (None, ""):  # run as a script
 
 from kbx_env.train import grpo, models, mutation
 from kbx_env.train import grpo_setup as setup
+from kbx_env.train.answer_watch import AnswerWatch
 from kbx_env.train.runs import checkpoint_of
 from kbx_env.train.settings import MISSING, command, read
 
-from kbx_env.errors import UnknownName
+from kbx_env.baselines.llm.conversation import Conversation
+from kbx_env.errors import UnknownName, UsageError
 from kbx_env.spec.catalog import expert_source, load_tasks
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -59,6 +67,8 @@ RESULT = "result.json"
 """File of the result, in ``out``."""
 ENGINES = ("continuous", "generate")
 """Ways of transformers to generate: continuous batching, or one padded batch."""
+OVERLAPS = ("auto", "false", "alternate")
+"""Whether gradings begin as answers end: where they disturb nothing, never, or in every other step, to compare."""
 
 
 @dataclass
@@ -78,7 +88,11 @@ class Settings:
     answers: int = 8
     """Answers to each task."""
     tokens: int = 1024
-    """Tokens of every answer."""
+    """Tokens of every answer; with ``mean``, of an answer at most."""
+    mean: int | None = None
+    """Tokens of an answer on average; by default no answer ends by itself."""
+    overlap: str = "auto"
+    """Begin to grade answers as they end: auto, false or alternate (every other step)."""
     batch: int = 2
     """Answers of a forward and backward pass."""
     backend: str = "cuda"
@@ -107,11 +121,15 @@ def build(s: Settings) -> Path:
         Its folder.
 
     Raises:
-        UnknownName: no such shape.
+        UnknownName: no such shape, engine or overlap.
+        UsageError: ``mean`` is out of its range.
     """
-    if s.shape not in SHAPES:
-        raise UnknownName("shape", s.shape, SHAPES)
-    folder = Path(s.out) / "model"
+    for kind, value, known in (("shape", s.shape, SHAPES), ("engine", s.engine, ENGINES), ("overlap", s.overlap, OVERLAPS)):
+        if value not in known:
+            raise UnknownName(kind, value, known)
+    if s.mean is not None and s.mean < 2:
+        raise UsageError(f"mean is {s.mean}; at least 2 tokens, or leave it out for answers that do not end")
+    folder = Path(s.out) / ("model" if s.mean is None else f"model-{s.mean}")
     if (folder / "config.json").is_file():
         return folder
     import torch
@@ -124,6 +142,9 @@ def build(s: Settings) -> Path:
     torch.manual_seed(0)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model: Any = Qwen2ForCausalLM._from_config(config, dtype=torch.bfloat16)
+    if s.mean is not None:  # random weights draw all tokens with about the same probability
+        others = range(sizes["vocab_size"] - sizes["vocab_size"] // s.mean, sizes["vocab_size"])
+        model.generation_config.eos_token_id = [tokenizer.eos_token_id, *others]
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -132,28 +153,32 @@ def build(s: Settings) -> Path:
 class ExpertAnswers:
     """A grader that grades experts, whole or with a fault, in place of what a random model says."""
 
-    def __init__(self, grader: Any, first: int = 0) -> None:
+    def __init__(self, grader: Any) -> None:
         """Wrap a grader.
 
         Args:
             grader: a ``BatchGrader``.
-            first: number of the first answer; a run that goes on must not repeat sources, whose gradings are kept.
         """
-        self._grader, self._count = grader, first
+        self._grader = grader
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._grader, name)
 
     def __call__(self, answers: Sequence[tuple[str, str]]) -> Any:
-        """Grade as many sources as there are answers, each different from all before, so that none is a repetition."""
-        sources = []
-        for task, _ in answers:
-            self._count += 1
-            expert = expert_source(task) or ""
-            whole = self._count % 2 == 0
-            faulty = [] if whole else mutation.broken(expert, 1, self._count)
-            sources.append((task, f"{faulty[0][1] if faulty else expert}\n# answer {self._count}\n"))
-        return self._grader(sources)
+        """Grade the sources that stand for these answers."""
+        return self._grader([(task, self.kernel(task, text)) for task, text in answers])
+
+    def begin(self, task: str, text: str) -> None:
+        """Begin to grade the source that stands for an answer."""
+        self._grader.begin(task, self.kernel(task, text))
+
+    @staticmethod
+    def kernel(task: str, text: str) -> str:
+        """Return the source that stands for an answer: the same for equal answers, and another for each different one."""
+        number = int.from_bytes(hashlib.sha256(f"{task}\n{text}".encode("utf-8", "surrogatepass")).digest()[:6])
+        expert = expert_source(task) or ""
+        faulty = [] if number % 2 == 0 else mutation.broken(expert, 1, number)
+        return f"{faulty[0][1] if faulty else expert}\n# answer {number}\n"
 
 
 class Meter:
@@ -167,6 +192,7 @@ class Meter:
             grader: counts the seconds of gradings.
         """
         self._trainer, self._grader, self.steps = trainer, grader, list[dict[str, Any]]()
+        self._begun = 0
         self._generating, self._tokens, self._used, self._stop = 0.0, 0, 0, threading.Event()
         self._inner: Callable[..., Any] = trainer._generate_single_turn
         trainer._generate_single_turn = self._generate
@@ -187,11 +213,13 @@ class Meter:
         """End a step: add its line to ``steps``."""
         seconds = _now() - self._start
         grading = self._grader.seconds - self._graded
+        begun = 0 if self._trainer.watch is None else self._trainer.watch.begun - self._begun
+        self._begun += begun
         self.steps.append({
             "step": number, "seconds": round(seconds, 3), "generation_seconds": round(self._generating, 3),
             "grading_seconds": round(grading, 3), "update_seconds": round(seconds - self._generating - grading, 3),
             "tokens": self._tokens, "tokens_per_second": round(self._tokens / self._generating, 1) if self._generating else None,
-            **_memory(),
+            "overlaps": self._trainer.watch is not None, "gradings_begun_early": begun, **_memory(),
         })  # fmt: skip
         self._begin()
 
@@ -259,25 +287,25 @@ def run_settings(s: Settings, model: Path, resume: bool) -> grpo.Settings:
         "learning_rate": 2.0e-5 if s.lora else 1.0e-6, "lr_scheduler_type": "constant", "mask_truncated_completions": False,
         "disable_tqdm": True, "use_cpu": cpu, "bf16": not cpu, "generation_kwargs": {"min_new_tokens": s.tokens},
     }  # fmt: skip
-    if s.engine not in ENGINES:
-        raise UnknownName("engine", s.engine, ENGINES)
-    if s.engine == "continuous":
+    if s.mean is not None or s.engine == "continuous":
         del section["generation_kwargs"]
+    if s.engine == "continuous":
         section |= {"use_transformers_continuous_batching": True,
                     "transformers_continuous_batching_config": {"max_memory_percent": s.cache}}  # fmt: skip
     made = read(grpo.Settings, [f"model={model}", f"out={Path(s.out) / 'run'}"])
     made.tasks, made.backend, made.targets, made.vllm = ",".join(tasks), s.backend, "none", "false"
-    made.timing, made.grade_gpus = s.timing, s.grade_gpus
+    made.timing, made.grade_gpus, made.overlap = s.timing, s.grade_gpus, "false" if s.overlap == "false" else "auto"
     made.lora = {"r": 32, "lora_alpha": 64, "target_modules": "all-linear"} if s.lora else None
     made.trainer, made.resume = section, "last" if resume else None
     return made
 
 
-def measured_trainer(found: list[Meter]) -> Callable[..., Any]:
+def measured_trainer(found: list[Meter], alternate: bool) -> Callable[..., Any]:
     """Return a function that makes a trainer as ``grpo.trainer_of`` does, whose answers are experts and whose steps are measured.
 
     Args:
         found: receives the meter.
+        alternate: begin gradings early in every other step alone.
 
     Returns:
         The function.
@@ -289,9 +317,12 @@ def measured_trainer(found: list[Meter]) -> Callable[..., Any]:
         setup.check(s)
         tasks, config, adapter = setup.tasks_of(s), setup.config_of_run(s), setup.adapter_of(s.lora)
         model, tokenizer = setup.load(s, config)
-        grader: Any = ExpertAnswers(stack.enter_context(setup.grader_of(s, grade)), 1_000_000 if s.resume else 0)
+        grader: Any = ExpertAnswers(stack.enter_context(setup.grader_of(s, grade)))
         data = setup.rows_of(s, tasks, grader.backend, config, model, tokenizer)
         trainer = setup.assemble(s, config, model, tokenizer, adapter, data, grader)
+        watch = None
+        if setup.overlaps(s, grader):
+            watch = trainer.watch = AnswerWatch(grader, Conversation(tokenizer, trainer.eos_token_ids, setup.prompting_of(s)))
         meter = Meter(trainer, grader)
         found.append(meter)
         stack.enter_context(meter.device_memory())
@@ -299,6 +330,8 @@ def measured_trainer(found: list[Meter]) -> Callable[..., Any]:
         class Steps(TrainerCallback):
             def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
                 meter.step(state.global_step)
+                if alternate:
+                    trainer.watch = watch if trainer.watch is None else None
 
         trainer.add_callback(Steps())
         return trainer
@@ -315,12 +348,13 @@ def part(s: Settings, resume: bool) -> None:
     """
     model, meters = build(s), list[Meter]()
     start, settings = time.perf_counter(), run_settings(s, model, resume)
+    trainer_of = measured_trainer(meters, s.overlap == "alternate")
     if s.final:
-        grpo.run(settings, trainer_of=measured_trainer(meters))
+        grpo.run(settings, trainer_of=trainer_of)
     else:
         checkpoint = checkpoint_of(settings.out, settings.resume)
         with contextlib.ExitStack() as stack:
-            trainer = measured_trainer(meters)(settings, stack)
+            trainer = trainer_of(settings, stack)
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     found = {"steps": meters[0].steps, "seconds": round(time.perf_counter() - start, 1), "device_gib": meters[0].most_used}
     (Path(s.out) / f"{s.part}.json").write_text(json.dumps(found))
@@ -343,15 +377,19 @@ def run(s: Settings) -> None:
         parts[name] = json.loads((Path(s.out) / f"{name}.json").read_text())
     # The first step of a process warms up: kernels are compiled, memory is taken.
     warm = [x for p in parts.values() for x in p["steps"][1:]] or [x for p in parts.values() for x in p["steps"]]
-    result = {**vars(s), "about": _about(s), "parts": parts, "mean": _mean(warm)}
+    by_overlap = {name: _mean(steps) for name, on in (("with", True), ("without", False))
+                  if (steps := [x for x in warm if x["overlaps"] is on])}  # fmt: skip
+    result = {**vars(s), "about": _about(s), "parts": parts, "means": by_overlap}
     path = Path(s.out) / RESULT
     path.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result["mean"]), f"\nresult: {path}")
+    for name, means in by_overlap.items():
+        print(f"{name} early gradings: {json.dumps(means)}")
+    print(f"result: {path}")
 
 
 def _mean(steps: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     """Return the mean of each number over some steps."""
-    known = {k: [x[k] for x in steps if x[k] is not None] for k in steps[0] if k != "step"}
+    known = {k: [x[k] for x in steps if x[k] is not None] for k in steps[0] if k not in ("step", "overlaps")}
     return {k: round(sum(v) / len(v), 3) if v else None for k, v in known.items()}
 
 
