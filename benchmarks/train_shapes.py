@@ -40,13 +40,13 @@ from typing import Any
 if __package__ in (None, ""):  # run as a script
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from kbx_env.baselines.llm.conversation import Conversation
 from kbx_env.train import grpo, models, mutation
 from kbx_env.train import grpo_setup as setup
 from kbx_env.train.answer_watch import AnswerWatch
 from kbx_env.train.runs import checkpoint_of
 from kbx_env.train.settings import MISSING, command, read
 
-from kbx_env.baselines.llm.conversation import Conversation
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.spec.catalog import expert_source, load_tasks
 

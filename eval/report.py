@@ -277,7 +277,6 @@ def _folder(a: argparse.Namespace) -> Path:
 class _Choices:
     """The checked choices of a command line; ``backend`` is empty on Ray and with ``--grader``, which decide themselves."""
 
-    tasks: list[Task]
     targets: list[str]
     backend: str
     workers: int
@@ -285,7 +284,7 @@ class _Choices:
 
 
 def _checked(a: argparse.Namespace) -> _Choices:
-    """Check the command line before anything is started.
+    """Check the options of the command line, and choose the task packs, before anything is started.
 
     Args:
         a: the command line.
@@ -296,14 +295,12 @@ def _checked(a: argparse.Namespace) -> _Choices:
     Raises:
         UsageError: options that are unknown, out of range, or do not fit together.
     """
-    from kbx_env.backends import cost
     from kbx_env.errors import UnknownName
     from kbx_env.options import BACKENDS, SIZES, TARGETS, TORCH_OPS, resolve_backend
 
     if getattr(a, "tasks_from", None) is not None:
         packs.select(a.tasks_from)
     a.split = a.split or ("eval" if a.tasks is None else "all")
-    tasks = load_tasks(split=a.split, pattern=a.tasks or "*")
     targets = [t.strip() for t in a.targets.split(",") if t.strip() not in ("", "none")]
     targets = list(TARGETS) if targets == ["all"] else targets
     choices = [
@@ -317,6 +314,8 @@ def _checked(a: argparse.Namespace) -> _Choices:
     on_ray = a.executor == "ray"
     _only_one_place(a)
     if a.estimate is not None:
+        from kbx_env.backends import cost
+
         cost.load(a.estimate)
         if a.backend == "cuda":
             raise UsageError("--estimate is for the CPU backend; on a GPU kernels are timed")
@@ -328,7 +327,7 @@ def _checked(a: argparse.Namespace) -> _Choices:
     backend = "" if on_ray or a.grader is not None else resolve_backend(a.backend)
     if a.gpus is not None and (on_ray or backend == "cpu" or a.gpus < 1):
         raise UsageError(f"--gpus is {a.gpus}; at least 1, with --executor process and --backend cuda (Ray takes all that it has)")
-    return _Choices(tasks, targets, backend, workers, uuids_of(a.gpus or 0))
+    return _Choices(targets, backend, workers, uuids_of(a.gpus or 0))
 
 
 def _elsewhere(
@@ -359,14 +358,18 @@ def _only_one_place(a: argparse.Namespace) -> None:
 
 
 def _local_pool(choices: _Choices, stack: contextlib.ExitStack) -> WorkerPool:
-    """Return the worker pool of this machine; ``stack`` closes what the pool does not close itself."""
-    from kbx_env.grading.grader import Grader
-
+    """Return the worker pool of this machine; ``stack`` closes it, where the command line is refused before it is used."""
+    pool: WorkerPool
     if len(choices.uuids) > 1:
-        return gpu_pool(len(choices.uuids), choices.workers, uuids=choices.uuids)
-    if choices.workers == 1:
-        return InlinePool(stack.enter_context(Grader()).grade)
-    return ProcessPool(choices.workers)
+        pool = gpu_pool(len(choices.uuids), choices.workers, uuids=choices.uuids)
+    elif choices.workers == 1:
+        from kbx_env.grading.grader import Grader
+
+        pool = InlinePool(stack.enter_context(Grader()).grade)
+    else:
+        pool = ProcessPool(choices.workers)
+    stack.callback(pool.close)
+    return pool
 
 
 def _policies(a: argparse.Namespace, model_access: access.Access, stack: contextlib.ExitStack) -> list[tuple[str, Any]]:
@@ -408,12 +411,14 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
     from rich.console import Console
 
     choices = _checked(a)
-    tasks = choices.tasks
     model_access = access.from_args(a)
     compare = [report_data.read(folder) for folder in a.compare]
     with contextlib.ExitStack() as stack:
+        # Started before this process loads the tasks, and with them torch: the workers import meanwhile.
+        local = _local_pool(choices, stack) if choices.backend and grade is None else None
+        tasks = load_tasks(split=a.split, pattern=a.tasks or "*")
         policies = _policies(a, model_access, stack)
-        backend, pool, environment = _elsewhere(a, stack) or (choices.backend, None, versions.environment(choices.backend))
+        backend, pool, environment = _elsewhere(a, stack) or (choices.backend, local, versions.environment(choices.backend))
         grading, second = chosen(a.gradings)
         timed = backend == "cuda" and not a.no_timing and grading == "contract"
         for name, asked_for in (("--aa", a.aa), ("--compiled", a.compiled)):
@@ -433,9 +438,9 @@ def run(a: argparse.Namespace, grade: GradeFunction | None = None) -> Path:
             stack.callback(model_access.ledger.close)
         if grade is not None:
             pool = InlinePool(grade)
-        elif pool is None:
-            pool = _local_pool(choices, stack)
+        elif local is not None:
             pages.import_ahead()
+        assert pool is not None  # with neither a cluster nor a service this machine grades
         # All answers are submitted at once, so that the progress bars know their number.
         deadline = deadline_of(timed, compiled=a.compiled) if a.grader is None else DEADLINE
         # A service itself tries again after an infrastructure fault.

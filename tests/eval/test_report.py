@@ -110,6 +110,24 @@ def test_bad_usage_exits_2(more: list[str], says: str, tmp_path: Path, capsys: p
     assert code == 2 and says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("more", [["--tasks", "nothing"], ["--policy", "exert"], ["--aa", "1"]])
+def test_workers_that_a_refused_command_line_has_started_are_ended(
+    more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    said: list[str] = []
+
+    class Pool:
+        def __init__(self, width: int) -> None:
+            said.append(f"{width} started")
+
+        def close(self) -> None:
+            said.append("closed")
+
+    monkeypatch.setattr(report, "ProcessPool", Pool)
+    assert report.main(["--policy", "zeros", "--backend", "cpu", "--workers", "3", "--out", str(tmp_path / "o"), *more]) == 2
+    assert said == ["3 started", "closed"] and not (tmp_path / "o").exists()
+
+
 def test_an_earlier_report_is_not_mixed_with_a_new_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = report.run(_args(tmp_path), grade=Fake())
     assert report.main(["--policy", "expert", "--backend", "cpu", "--out", str(out)]) == 2
