@@ -316,8 +316,9 @@ def measured_trainer(found: list[Meter], alternate: bool) -> Callable[..., Any]:
 
         setup.check(s)
         tasks, config, adapter = setup.tasks_of(s), setup.config_of_run(s), setup.adapter_of(s.lora)
-        model, tokenizer = setup.load(s, config)
+        setup.check_model(s, config)
         grader: Any = ExpertAnswers(stack.enter_context(setup.grader_of(s, grade)))
+        model, tokenizer = setup.load(s, config)
         data = setup.rows_of(s, tasks, grader.backend, config, model, tokenizer)
         trainer = setup.assemble(s, config, model, tokenizer, adapter, data, grader)
         watch = None

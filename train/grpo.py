@@ -22,8 +22,6 @@ from kbx_env.train.grpo_settings import Settings as Settings
 from kbx_env.train.runs import checkpoint_of, train
 from kbx_env.train.settings import command, save
 
-from kbx_env.errors import UsageError
-
 if TYPE_CHECKING:
     from kbx_env.outcome import Outcome
 
@@ -45,8 +43,9 @@ def trainer_of(s: Settings, stack: contextlib.ExitStack, grade: Callable[..., Ou
     setup.check(s)
     tasks = setup.tasks_of(s)
     config, adapter = setup.config_of_run(s), setup.adapter_of(s.lora)
+    setup.check_model(s, config)
+    grader = stack.enter_context(setup.grader_of(s, grade))  # its workers start while the model is read
     model, tokenizer = setup.load(s, config)
-    grader = stack.enter_context(setup.grader_of(s, grade))
     data = setup.rows_of(s, tasks, grader.backend, config, model, tokenizer)
     held = setup.eval_rows_of(s, grader.backend, config, model, tokenizer)
     return setup.assemble(s, config, model, tokenizer, adapter, data, grader, eval_data=held)
@@ -75,12 +74,12 @@ def run(
 def _checked(
     s: Settings, stack: contextlib.ExitStack, grade: Callable[..., Outcome] | None, trainer_of: Callable[..., Any]
 ) -> Any:
-    """Make the trainer; after a usage error remove the new folder, or the next try would find it not empty."""
+    """Make the trainer; after an error or an interrupt remove the new folder, or the next try would find it not empty."""
     out = Path(s.out)
     fresh = s.resume is None and not (out.is_dir() and any(out.iterdir()))
     try:
         return trainer_of(s, stack, grade)
-    except UsageError:
+    except BaseException:
         stack.close()
         if fresh:
             shutil.rmtree(out, ignore_errors=True)

@@ -279,22 +279,19 @@ def truncated(config: Any) -> str:
     return ", ".join(f"{n}={known[n]}" for n in sorted(cut))
 
 
-def load(s: Settings, config: Any) -> tuple[Any, Any]:
-    """Load model and tokenizer and check that they can be trained.
+def check_model(s: Settings, config: Any) -> None:
+    """Check that the checkpoint can be trained, before workers start and weights are read.
 
     Args:
         s: the settings.
         config: the ``trl.GRPOConfig`` of the run.
 
-    Returns:
-        The model, on the CPU, and its tokenizer.
-
     Raises:
         UsageError: no such checkpoint, no chat template, a template that cannot do the mode, or a GPU that is too small.
     """
-    init, dtype = models.init_of(config, s.dtype, weights_dtype(s))
-    trusts, lora = bool(config.trust_remote_code), s.lora is not None
-    tokenizer = models.tokenizer_for(s.model, template=s.template, trust_remote_code=trusts)
+    _, dtype = models.init_of(config, s.dtype, weights_dtype(s))
+    lora = s.lora is not None
+    tokenizer = models.tokenizer_for(s.model, template=s.template, trust_remote_code=bool(config.trust_remote_code))
     if s.mode == "multi" and s.max_turns > 1:
         Conversation(tokenizer, ends_of(s.model), prompting_of(s)).follow_up("x")
     sharding = memory.sharding_of(config)
@@ -307,8 +304,24 @@ def load(s: Settings, config: Any) -> tuple[Any, Any]:
         colocated = config.use_vllm and config.vllm_mode == "colocate"
         memory.check(s.model, dtype, lora, colocated, free, optimizer=str(getattr(config.optim, "value", config.optim)),
                      sharding=sharding, quantize=s.quantize)  # fmt: skip
+
+
+def load(s: Settings, config: Any) -> tuple[Any, Any]:
+    """Load model and tokenizer, after ``check_model``.
+
+    Args:
+        s: the settings.
+        config: the ``trl.GRPOConfig`` of the run.
+
+    Returns:
+        The model, on the CPU, and its tokenizer.
+
+    Raises:
+        UsageError: weights that cannot be read.
+    """
+    init, dtype = models.init_of(config, s.dtype, weights_dtype(s))
     return models.load(
-        s.model, dtype=dtype, quantize=s.quantize, trust_remote_code=trusts, template=s.template, init=init
+        s.model, dtype=dtype, quantize=s.quantize, trust_remote_code=bool(config.trust_remote_code), template=s.template, init=init
     )
 
 

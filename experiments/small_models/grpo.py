@@ -30,7 +30,7 @@ Settings = grpo.Settings
 
 
 def load(s: Settings, config: Any) -> tuple[Any, Any]:
-    """Load model and tokenizer; see ``grpo_setup.load``.
+    """Check and load model and tokenizer; see ``grpo_setup.check_model`` and ``grpo_setup.load``.
 
     Args:
         s: the settings.
@@ -40,8 +40,9 @@ def load(s: Settings, config: Any) -> tuple[Any, Any]:
         The model and its tokenizer.
 
     Raises:
-        UsageError: the template begins answers, so that no tool can be called, or ``grpo_setup.load`` refuses the checkpoint.
+        UsageError: the template begins answers, so that no tool can be called, or ``grpo_setup`` refuses the checkpoint.
     """
+    setup.check_model(s, config)
     model, tokenizer = setup.load(s, config)
     if s.mode == "tool" and AnswerPrefix(tokenizer):
         raise UsageError(f"{s.model}: its template begins every answer with code, so that no tool can be called; use mode=single")

@@ -287,6 +287,31 @@ def test_mistakes_are_one_line(
     assert len(line) == 1 and says in line[0] and not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("reason", [KeyboardInterrupt, UsageError])
+def test_the_workers_start_before_the_model_is_read_and_end_where_that_fails(
+    reason: type[BaseException], argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    made: list[Any] = []
+
+    class Grader(grpo_setup.BatchGrader):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+        def close(self) -> None:
+            super().close()
+            made.append("closed")
+
+    def load(*args: Any) -> Any:
+        assert len(made) == 1, "the grader is there"
+        raise reason("no weights")
+
+    monkeypatch.setattr(grpo_setup, "BatchGrader", Grader)
+    monkeypatch.setattr(grpo_setup, "load", load)
+    assert grpo.main(argv) == {KeyboardInterrupt: 130, UsageError: 2}[reason]
+    assert made[1:] == ["closed"] and not (tmp_path / "out").exists(), "the next try finds no folder"
+
+
 @pytest.mark.parametrize(
     ("gpus", "launched", "section", "refused"),
     [(4, False, {}, True), (1, False, {}, False), (4, True, {}, False), (4, False, {"use_cpu": True}, False)],
