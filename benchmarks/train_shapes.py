@@ -67,8 +67,8 @@ RESULT = "result.json"
 """File of the result, in ``out``."""
 ENGINES = ("continuous", "generate")
 """Ways of transformers to generate: continuous batching, or one padded batch."""
-OVERLAPS = ("auto", "false", "alternate")
-"""Whether gradings begin as answers end: where they disturb nothing, never, or in every other step, to compare."""
+OVERLAPS = ("auto", "true", "false", "alternate")
+"""Whether gradings begin as answers end: as in train/grpo.py, or in every other step, to compare."""
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Settings:
     mean: int | None = None
     """Tokens of an answer on average; by default no answer ends by itself."""
     overlap: str = "auto"
-    """Begin to grade answers as they end: auto, false or alternate (every other step)."""
+    """Begin to grade answers as they end: auto, true, false or alternate (every other step)."""
     batch: int = 2
     """Answers of a forward and backward pass."""
     backend: str = "cuda"
@@ -294,7 +294,8 @@ def run_settings(s: Settings, model: Path, resume: bool) -> grpo.Settings:
                     "transformers_continuous_batching_config": {"max_memory_percent": s.cache}}  # fmt: skip
     made = read(grpo.Settings, [f"model={model}", f"out={Path(s.out) / 'run'}"])
     made.tasks, made.backend, made.targets, made.vllm = ",".join(tasks), s.backend, "none", "false"
-    made.timing, made.grade_gpus, made.overlap = s.timing, s.grade_gpus, "false" if s.overlap == "false" else "auto"
+    made.timing, made.grade_gpus = s.timing, s.grade_gpus
+    made.overlap = "true" if s.overlap == "alternate" else s.overlap
     made.lora = {"r": 32, "lora_alpha": 64, "target_modules": "all-linear"} if s.lora else None
     made.trainer, made.resume = section, "last" if resume else None
     return made

@@ -23,6 +23,7 @@ from kbx_env.envs.answer import REASONING, strip_fences
 from kbx_env.errors import UnknownName, UsageError
 from kbx_env.executor import Executor, InlinePool, ProcessPool, Request, WorkerPool
 from kbx_env.executor.direct import ATTEMPTS
+from kbx_env.executor.pools.early_proofs import EarlyProofPool
 from kbx_env.options import BACKENDS, GRADINGS, PRECISIONS, SIZES, TARGETS, TORCH_OPS, resolve_backend
 from kbx_env.outcome import GRADER_FAILED, Fault, Outcome, Stage, Verdict
 from kbx_env.spec.catalog import load_task
@@ -121,6 +122,8 @@ class BatchGrader:
             self._stack.callback(pool.close)
             timed = self.timed = self.backend == "cuda" and timing
             self.shares_gpu = self.backend == "cuda" and executor != "ray" and url is None and gpus is None
+            # A model that generates on the GPU of the graders would disturb their timing: only proofs begin early there.
+            self._proofs = EarlyProofPool(pool) if timed and self.shares_gpu else None
             self._options: dict[str, Any] = {
                 "backend": self.backend, "targets": tuple(targets), "grading": grading, "timing": timing, "split": split,
                 "wall": wall, "seed": grading_seed, "estimate": self.preset.estimate, "torch_ops": torch_ops,
@@ -137,13 +140,13 @@ class BatchGrader:
                     setting = f"out={out}" if store is None else f"store={store}"
                     raise UsageError(f"cannot write to {setting}: {e.strerror}; give a folder that can be written") from e
             gradings = None if file is None else self._stack.enter_context(contextlib.closing(Store(file)))
-            attempts, deadline = ATTEMPTS, deadline_of(timed, wall, self.preset.compiled and timed)
+            attempts, self._deadline = ATTEMPTS, deadline_of(timed, wall, self.preset.compiled and timed)
             if url is not None:
                 from kbx_env.executor.pools.remote import DEADLINE
 
-                attempts, deadline = 1, DEADLINE  # the service repeats a lost grading, its client a lost request
+                attempts, self._deadline = 1, DEADLINE  # the service repeats a lost grading, its client a lost request
             self._executor = self._stack.enter_context(
-                Executor(pool, attempts, gradings, deadline=deadline, capacity=sys.maxsize)
+                Executor(self._proofs or pool, attempts, gradings, deadline=self._deadline, capacity=sys.maxsize)
             )
         except BaseException:
             self._stack.close()
@@ -164,6 +167,8 @@ class BatchGrader:
             future.cancel()
         self._ahead.clear()
         graded = [f.result() for f in futures]
+        if self._proofs is not None:
+            self._proofs.forget()
         self.seconds += time.monotonic() - start
         faults = [j.outcome for j in graded if j.outcome.fault is Fault.INFRA]
         if faults and not self._fault_printed:
@@ -209,13 +214,21 @@ class BatchGrader:
     def begin(self, task: str, text: str) -> None:
         """Begin to grade an answer that the next call will have, while other answers are still generated.
 
+        Where kernels are timed on the GPU that generates, the proof on the CPU tier begins, and the rest waits for the call.
+
         Args:
             task: the task's id.
             text: the answer.
         """
         key = (task, self._source(task, text))
-        if key not in self._ahead:
-            self._ahead[key] = self._begin(*key)
+        if self._proofs is None:
+            if key not in self._ahead:
+                self._ahead[key] = self._begin(*key)
+            return
+        with contextlib.suppress(UnknownName):  # the grading says so, and is masked
+            request = self._request(*key)
+            if not self._executor.knows(request):
+                self._proofs.begin(request, self._deadline)
 
     def _source(self, task: str, text: str) -> bytes:
         try:
@@ -226,12 +239,14 @@ class BatchGrader:
 
     def _begin(self, task: str, source: bytes) -> Future[Outcome]:
         try:
-            about = self._about | {"fingerprint": load_task(task).fingerprint}
-            return self._executor.submit(Request(task, source, self._options, about, POLICY))
+            return self._executor.submit(self._request(task, source))
         except Exception as e:
             failed: Future[Outcome] = Future()
             failed.set_exception(e)
             return failed
+
+    def _request(self, task: str, source: bytes) -> Request:
+        return Request(task, source, self._options, self._about | {"fingerprint": load_task(task).fingerprint}, POLICY)
 
     def _outcome(self, task: str, future: Future[Outcome]) -> Outcome:
         try:

@@ -78,7 +78,7 @@ class Settings:
     """Address of a grading service (kbx serve), such as http://HOST:8300; the token is in the environment variable KBX_TOKEN."""
     overlap: str = "auto"
     """Grade each answer as soon as it ends, while others are generated: auto (unless kernels are timed on the GPU that generates),
-    true or false."""
+    true (there too, but only the proof on the CPU begins early) or false."""
     grading_seed: int | None = None
     """Fixes the inputs of gradings; null: secret and new for each grading, so that none can be memorized."""
     curriculum: bool = False

@@ -172,22 +172,17 @@ def prompting_of(s: Settings) -> Prompting:
 
 
 def overlaps(s: Settings, grader: BatchGrader) -> bool:
-    """Return whether answers are graded while others are generated.
+    """Return whether gradings begin while other answers are still generated.
 
     Args:
         s: the settings.
         grader: of the run.
 
     Returns:
-        Whether they are. By default not where kernels are timed on the GPU that generates: generation would slow them down.
-
-    Raises:
-        UsageError: ``overlap=true``, and kernels are timed on that GPU.
+        Whether they do. By default not where kernels are timed on the GPU that generates, for which only proofs can begin early.
     """
     disturbs = grader.timed and grader.shares_gpu
-    if s.overlap.lower() == "true" and disturbs:
-        raise UsageError("overlap=true: kernels would be timed on the GPU that generates; use grade_gpus, grader or timing=false")
-    return s.mode != "tool" and s.overlap.lower() != "false" and not disturbs
+    return s.mode != "tool" and (s.overlap.lower() == "true" or (s.overlap.lower() == "auto" and not disturbs))
 
 
 def uses_vllm(s: Settings) -> bool:

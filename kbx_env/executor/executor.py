@@ -204,6 +204,11 @@ class Executor:
         """Close the executor."""
         self.close()
 
+    def knows(self, request: Request) -> bool:
+        """Return whether the store has an outcome for a request, so that it would not be graded."""
+        store = self._store
+        return store is not None and (store.get(request.key) or store.same(request.record, request.source)) is not None
+
     # -- into the queue and out of it ------------------------------------------------------
 
     def _mark_own_thread(self) -> None:

@@ -211,6 +211,28 @@ def test_an_answer_is_graded_before_the_batch_has_ended() -> None:
         assert grader.gradings == 2 and not grader._ahead
 
 
+def test_only_proofs_begin_early_on_the_gpu_that_generates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_grader, "resolve_backend", lambda backend: "cuda")
+    monkeypatch.setattr(batch_grader.versions, "environment", lambda backend: {"device": backend})
+    proven, calls = threading.Event(), list[tuple[str, bytes]]()
+
+    def grade(task: str, source: bytes, **options: Any) -> Outcome:
+        calls.append((options["backend"], source))
+        if options["backend"] == "cpu":
+            proven.set()
+        return by_word(task, source)
+
+    with BatchGrader(workers=2, grade=grade, out=tmp_path) as grader:
+        grader.begin("no/such", "bad")
+        grader.begin(TASK, "bad")
+        assert proven.wait(20) and calls == [("cpu", b"bad")], "while others are generated"
+        found = grader([(TASK, "bad"), (TASK, "GOOD")])
+        assert [j.outcome.correct for j in found] == [False, True] and found[0].outcome.backend == "cuda"
+        assert sorted(calls) == [("cpu", b"bad"), ("cuda", b"GOOD")], "a wrong answer needs no GPU"
+        grader.begin(TASK, "bad")
+        assert not grader([(TASK, "bad")])[0].outcome.correct and len(calls) == 2, "it is in the file of gradings"
+
+
 def test_reasoning_is_not_graded() -> None:
     drafted = "<think>\n```python\nGOOD\n```\n</think>\n```python\n# a longer one\n```\n"
     for tags, found in ((("<think>", "</think>"), "# a longer one\n"), (("<x>", "</x>"), "# a longer one\n"), ((), "")):

@@ -58,28 +58,17 @@ class TieredPool:
         """
         if request.proof is None and is_proven(request.options):
             start = time.perf_counter()
-            proof = self._screening(request, deadline)
+            with self._rooms[id(self._screen)]:
+                proof = screening(self._screen, request, deadline)
             with self._lock:
                 self.screened += proof is not None
-            if proof is not None and not _goes_on(proof):
-                seconds = {**proof.seconds, "proof": round(time.perf_counter() - start, 4)}
-                message = f"executed on the CPU tier: {proof.message}"
-                return replace(proof, backend="cuda", message=message, seconds=seconds)
+            if ended := ended_by(proof, time.perf_counter() - start):
+                return ended
             with self._lock:
                 self.survived += proof is not None
             request = replace(request, proof=proof)
         with self._rooms[id(self._final)]:
             return self._final.grade(request, deadline)
-
-    def _screening(self, request: Request, deadline: float) -> Outcome | None:
-        """Return the outcome of the CPU tier; ``None`` where the machine lost it."""
-        try:
-            with self._rooms[id(self._screen)]:
-                proof = self._screen.grade(replace(request, options={**request.options, **SCREENED}), deadline)
-        except WorkerLost:
-            return None
-        lost = proof.verdict is Verdict.INFRA_FAULT and proof.fault_kind is not FaultKind.UNSUPPORTED
-        return None if lost else proof
 
     def close(self) -> None:
         """Close both pools."""
@@ -94,6 +83,39 @@ def is_proven(options: Mapping[str, Any]) -> bool:
     return options.get("backend") == "cuda" and options.get("grading", "contract") != "paper"
 
 
-def _goes_on(proof: Outcome) -> bool:
-    """Return whether a submission goes on to the GPU: it is correct, or the CPU tier cannot execute it."""
-    return proof.correct or proof.verdict is Verdict.INFRA_FAULT
+def screening(pool: WorkerPool, request: Request, deadline: float) -> Outcome | None:
+    """Return the outcome of a submission on the CPU tier.
+
+    Args:
+        pool: its workers.
+        request: the submission, with the options of a grading on CUDA.
+        deadline: seconds, from the moment a worker is free.
+
+    Returns:
+        The proof for the grading on CUDA; ``None`` where the machine lost it.
+
+    Raises:
+        UsageError: the grader refuses the request.
+    """
+    try:
+        proof = pool.grade(replace(request, options={**request.options, **SCREENED}), deadline)
+    except WorkerLost:
+        return None
+    lost = proof.verdict is Verdict.INFRA_FAULT and proof.fault_kind is not FaultKind.UNSUPPORTED
+    return None if lost else proof
+
+
+def ended_by(proof: Outcome | None, seconds: float) -> Outcome | None:
+    """Return the outcome of a grading on CUDA that its proof ends.
+
+    Args:
+        proof: from ``screening``.
+        seconds: what it took.
+
+    Returns:
+        The outcome; ``None`` where the grading goes on: the submission is correct, or the CPU tier cannot execute it or lost it.
+    """
+    if proof is None or proof.correct or proof.verdict is Verdict.INFRA_FAULT:
+        return None
+    message = f"executed on the CPU tier: {proof.message}"
+    return replace(proof, backend="cuda", message=message, seconds={**proof.seconds, "proof": round(seconds, 4)})
