@@ -25,6 +25,7 @@ omegaconf (with antlr4-python3-runtime), gymnasium (with farama-notifications).
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -173,6 +174,7 @@ class ExpertAnswers:
         self._grader.begin(task, self.kernel(task, text))
 
     @staticmethod
+    @functools.lru_cache(4096)
     def kernel(task: str, text: str) -> str:
         """Return the source that stands for an answer: the same for equal answers, and another for each different one."""
         number = int.from_bytes(hashlib.sha256(f"{task}\n{text}".encode("utf-8", "surrogatepass")).digest()[:6])
@@ -219,7 +221,7 @@ class Meter:
             "step": number, "seconds": round(seconds, 3), "generation_seconds": round(self._generating, 3),
             "grading_seconds": round(grading, 3), "update_seconds": round(seconds - self._generating - grading, 3),
             "tokens": self._tokens, "tokens_per_second": round(self._tokens / self._generating, 1) if self._generating else None,
-            "overlaps": self._trainer.watch is not None, "gradings_begun_early": begun, **_memory(),
+            "overlaps": self._trainer.watch is not None, "handed_in_early": begun, **_memory(),
         })  # fmt: skip
         self._begin()
 
@@ -381,7 +383,7 @@ def run(s: Settings) -> None:
     warm = [x for p in parts.values() for x in p["steps"][1:]] or [x for p in parts.values() for x in p["steps"]]
     by_overlap = {name: _mean(steps) for name, on in (("with", True), ("without", False))
                   if (steps := [x for x in warm if x["overlaps"] is on])}  # fmt: skip
-    result = {**vars(s), "about": _about(s), "parts": parts, "means": by_overlap}
+    result = {**vars(s), "about": _about(s), "parts": parts, "by_overlap": by_overlap}
     path = Path(s.out) / RESULT
     path.write_text(json.dumps(result, indent=1) + "\n")
     for name, means in by_overlap.items():

@@ -1,4 +1,4 @@
-"""Begins to grade each answer as soon as it ends, while the other answers of a batch are still generated.
+"""Hands each answer to the grader as soon as it ends, while the other answers of a batch are still generated.
 
 transformers and vLLM return a batch when its longest answer has ended. Until then graders would have nothing to do, and the
 trainer would wait for them afterwards. The watch is told of each answer that ends: by a stopping criterion of transformers, by the
@@ -24,7 +24,7 @@ class AnswerWatch:
 
     Attributes:
         conversation: decodes answers.
-        begun: gradings that were begun early so far.
+        begun: answers that were handed in early so far.
     """
 
     def __init__(self, grader: BatchGrader, conversation: Conversation) -> None:
@@ -46,7 +46,7 @@ class AnswerWatch:
         self._expected = {tuple(map(int, ids)): (task, begun) for ids, task, begun in rows}
 
     def ended(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        """Begin to grade an answer.
+        """Hand in an answer that has ended.
 
         Args:
             prompt: its prompt in tokens; unknown ones are passed over.

@@ -123,7 +123,7 @@ class BatchGrader:
             timed = self.timed = self.backend == "cuda" and timing
             self.shares_gpu = self.backend == "cuda" and executor != "ray" and url is None and gpus is None
             # A model that generates on the GPU of the graders would disturb their timing: only proofs begin early there.
-            self._proofs = EarlyProofPool(pool) if timed and self.shares_gpu else None
+            self._early = EarlyProofPool(pool) if timed and self.shares_gpu else None
             self._options: dict[str, Any] = {
                 "backend": self.backend, "targets": tuple(targets), "grading": grading, "timing": timing, "split": split,
                 "wall": wall, "seed": grading_seed, "estimate": self.preset.estimate, "torch_ops": torch_ops,
@@ -146,7 +146,7 @@ class BatchGrader:
 
                 attempts, self._deadline = 1, DEADLINE  # the service repeats a lost grading, its client a lost request
             self._executor = self._stack.enter_context(
-                Executor(self._proofs or pool, attempts, gradings, deadline=self._deadline, capacity=sys.maxsize)
+                Executor(self._early or pool, attempts, gradings, deadline=self._deadline, capacity=sys.maxsize)
             )
         except BaseException:
             self._stack.close()
@@ -162,13 +162,15 @@ class BatchGrader:
             The graded answers, in the same order.
         """
         start = time.monotonic()
+        if self._early is not None:
+            self._early.leave_rest()
         futures = self.submit(answers)
         for future in self._ahead.values():  # answers that were not handed in after all
             future.cancel()
         self._ahead.clear()
         graded = [f.result() for f in futures]
-        if self._proofs is not None:
-            self._proofs.forget()
+        if self._early is not None:
+            self._early.forget()
         self.seconds += time.monotonic() - start
         faults = [j.outcome for j in graded if j.outcome.fault is Fault.INFRA]
         if faults and not self._fault_printed:
@@ -212,23 +214,24 @@ class BatchGrader:
         return graded
 
     def begin(self, task: str, text: str) -> None:
-        """Begin to grade an answer that the next call will have, while other answers are still generated.
+        """Begin with an answer that the next call will have, while other answers are still generated.
 
-        Where kernels are timed on the GPU that generates, the proof on the CPU tier begins, and the rest waits for the call.
+        It is graded. Where kernels are timed on the GPU that generates, only its proof on the CPU tier is made, and the rest waits
+        for the call; not with fixed inputs, which would then depend on whether the proof began in time.
 
         Args:
             task: the task's id.
             text: the answer.
         """
         key = (task, self._source(task, text))
-        if self._proofs is None:
+        if self._early is None:
             if key not in self._ahead:
                 self._ahead[key] = self._begin(*key)
-            return
-        with contextlib.suppress(UnknownName):  # the grading says so, and is masked
-            request = self._request(*key)
-            if not self._executor.knows(request):
-                self._proofs.begin(request, self._deadline)
+        elif self._options["seed"] is None:
+            with contextlib.suppress(Exception):  # of the store or the disk: the grading has it too, and is masked
+                request = self._request(*key)
+                if not self._executor.knows(request):
+                    self._early.begin(request, deadline_of(False, self._options["wall"]))
 
     def _source(self, task: str, text: str) -> bytes:
         try:

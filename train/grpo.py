@@ -22,6 +22,8 @@ from kbx_env.train.grpo_settings import Settings as Settings
 from kbx_env.train.runs import checkpoint_of, train
 from kbx_env.train.settings import command, save
 
+from kbx_env.errors import UsageError
+
 if TYPE_CHECKING:
     from kbx_env.outcome import Outcome
 
@@ -74,12 +76,12 @@ def run(
 def _checked(
     s: Settings, stack: contextlib.ExitStack, grade: Callable[..., Outcome] | None, trainer_of: Callable[..., Any]
 ) -> Any:
-    """Make the trainer; after an error or an interrupt remove the new folder, or the next try would find it not empty."""
+    """Make the trainer; after a usage error remove the new folder, or the next try would find it not empty."""
     out = Path(s.out)
     fresh = s.resume is None and not (out.is_dir() and any(out.iterdir()))
     try:
         return trainer_of(s, stack, grade)
-    except BaseException:
+    except UsageError:
         stack.close()
         if fresh:
             shutil.rmtree(out, ignore_errors=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kbx_env.baselines.llm.conversation import Prompting
+from kbx_env.train.batch_grader import STORE
 from kbx_env.train.settings import config_of
 
 from kbx_env.errors import UsageError
@@ -65,6 +66,8 @@ def trainer_config(cls: type[T], section: Mapping[str, Any], **ours: Any) -> T:
 def checkpoint_of(out: str, resume: str | None) -> Path | None:
     """Return the checkpoint to resume from; ``None`` to start from the beginning.
 
+    A folder with nothing but gradings is that of a run that was ended while its model was read; the next one may use them.
+
     Args:
         out: the run's folder.
         resume: ``None``, a checkpoint folder, or ``last``: the newest complete checkpoint in ``out``, where there is one.
@@ -73,14 +76,14 @@ def checkpoint_of(out: str, resume: str | None) -> Path | None:
         The checkpoint's folder.
 
     Raises:
-        UsageError: the folder is not empty and ``resume`` is ``None``, or there is no such checkpoint.
+        UsageError: a run has begun in the folder and ``resume`` is ``None``, or there is no such checkpoint.
     """
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"out={out} is a file; give a folder")
     complete = sorted((p.parent for p in folder.glob(f"checkpoint-*/{_STATE}")), key=step_of)
     if resume is None:
-        if folder.is_dir() and any(folder.iterdir()):
+        if folder.is_dir() and any(not p.name.startswith(STORE) for p in folder.iterdir()):
             raise UsageError(f"out={out} is not empty; resume=last goes on there, or give another folder")
         return None
     if resume == LAST:

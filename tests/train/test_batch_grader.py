@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -231,6 +232,29 @@ def test_only_proofs_begin_early_on_the_gpu_that_generates(tmp_path: Path, monke
         assert sorted(calls) == [("cpu", b"bad"), ("cuda", b"GOOD")], "a wrong answer needs no GPU"
         grader.begin(TASK, "bad")
         assert not grader([(TASK, "bad")])[0].outcome.correct and len(calls) == 2, "it is in the file of gradings"
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_no_early_proof_with_fixed_inputs_or_a_broken_store(
+    broken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr(batch_grader, "resolve_backend", lambda backend: "cuda")
+    monkeypatch.setattr(batch_grader.versions, "environment", lambda backend: {"device": backend})
+    backends: list[str] = []
+
+    def grade(task: str, source: bytes, **options: Any) -> Outcome:
+        backends.append(options["backend"])
+        return by_word(task, source)
+
+    def get(*args: Any) -> Any:
+        raise sqlite3.OperationalError("database is locked")
+
+    with BatchGrader(workers=1, grade=grade, grading_seed=None if broken else 3, out=tmp_path) as grader:
+        with monkeypatch.context() as failing:
+            if broken:
+                failing.setattr(batch_grader.Store, "get", get)
+            grader.begin(TASK, "bad")
+        assert not grader([(TASK, "bad")])[0].outcome.correct and backends == ["cuda"]
 
 
 def test_reasoning_is_not_graded() -> None:

@@ -21,7 +21,7 @@ def test_a_tiny_shape_is_measured_and_resumed(tmp_path: Path) -> None:
     found = [step for part in ("begin", "resume") for step in result["parts"][part]["steps"]]
     assert [x["step"] for x in found] == [1, 2] and all(x["tokens"] == 4 * 8 and x["grading_seconds"] > 0.1 for x in found)
     assert all(abs(x["seconds"] - x["generation_seconds"] - x["grading_seconds"] - x["update_seconds"]) < 0.01 for x in found)
-    means = result["means"]["with"]
+    means = result["by_overlap"]["with"]
     assert means["tokens_per_second"] > 0 and means["allocated_gib"] is None, "not known is not 0"
 
 
@@ -31,8 +31,8 @@ def test_answers_of_a_tiny_shape_end_and_are_graded_early_in_every_other_step(tm
     assert train_shapes.main(more) == 0
     first, second = json.loads((tmp_path / "result.json").read_text())["parts"]["begin"]["steps"]
     assert all(8 * 4 < x["tokens"] < 8 * 40 for x in (first, second)), "about 16 tokens an answer"
-    assert first["overlaps"] and first["gradings_begun_early"] > 0
-    assert not second["overlaps"] and second["gradings_begun_early"] == 0
+    assert first["overlaps"] and first["handed_in_early"] > 0
+    assert not second["overlaps"] and second["handed_in_early"] == 0
 
 
 @pytest.mark.parametrize("given", ["shape=9b", "engine=other", "overlap=maybe", "mean=1"])

@@ -307,9 +307,11 @@ def test_the_workers_start_before_the_model_is_read_and_end_where_that_fails(
         raise reason("no weights")
 
     monkeypatch.setattr(grpo_setup, "BatchGrader", Grader)
-    monkeypatch.setattr(grpo_setup, "load", load)
-    assert grpo.main(argv) == {KeyboardInterrupt: 130, UsageError: 2}[reason]
-    assert made[1:] == ["closed"] and not (tmp_path / "out").exists(), "the next try finds no folder"
+    with monkeypatch.context() as failing:
+        failing.setattr(grpo_setup, "load", load)
+        assert grpo.main(argv) == {KeyboardInterrupt: 130, UsageError: 2}[reason]
+    assert made[1:] == ["closed"]
+    assert run(argv), "the same command begins a run in the same folder"
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from kbx_env.errors import UsageError
@@ -31,7 +30,8 @@ class EarlyProofPool:
             pool: grades on CUDA, and on the CPU tier where a request says so.
         """
         self._pool, self.width = pool, pool.width
-        self._lock, self._proofs = threading.Lock(), dict[str, Future[tuple[Outcome | None, float]]]()
+        self._lock, self._room = threading.Lock(), threading.BoundedSemaphore(pool.width)
+        self._proofs: dict[str, Future[tuple[Outcome | None, float]]] = {}
         self._threads = ThreadPoolExecutor(pool.width, thread_name_prefix="proof")
 
     def begin(self, request: Request, deadline: float) -> None:
@@ -49,16 +49,22 @@ class EarlyProofPool:
 
     def _prove(self, request: Request, deadline: float) -> tuple[Outcome | None, float]:
         start = time.perf_counter()
-        with contextlib.suppress(UsageError):  # the grading is refused for the same reason, and says so
-            return screening(self._pool, request, deadline), time.perf_counter() - start
-        return None, 0.0
+        try:
+            with self._room:
+                return screening(self._pool, request, deadline), time.perf_counter() - start
+        except UsageError:  # the grading is refused for the same reason, and says so
+            return None, 0.0
+
+    def leave_rest(self) -> None:
+        """Leave proofs that have not begun to their gradings, which come now."""
+        with self._lock:
+            self._proofs = {content: proof for content, proof in self._proofs.items() if not proof.cancel()}
 
     def forget(self) -> None:
         """Drop the proofs of submissions that were not graded after all; those that run end by themselves."""
+        self.leave_rest()
         with self._lock:
-            left, self._proofs = list(self._proofs.values()), {}
-        for proof in left:
-            proof.cancel()
+            self._proofs = {}
 
     def grade(self, request: Request, deadline: float) -> Outcome:
         """Grade a submission, from its proof on where that has begun.
@@ -77,12 +83,12 @@ class EarlyProofPool:
         with self._lock:
             begun = self._proofs.pop(request.content, None)
         if begun is not None and not begun.cancel():
-            with contextlib.suppress(CancelledError):  # the pool was closed
-                proof, seconds = begun.result()
-                if ended := ended_by(proof, seconds):
-                    return ended
-                request = replace(request, proof=proof)
-        return self._pool.grade(request, deadline)
+            proof, seconds = begun.result()
+            if ended := ended_by(proof, seconds):
+                return ended
+            request = replace(request, proof=proof)
+        with self._room:
+            return self._pool.grade(request, deadline)
 
     def close(self) -> None:
         """Close the pool, and end proofs that run."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -71,13 +72,46 @@ def test_a_proof_that_waits_for_a_worker_is_left_to_the_grading() -> None:
     workers = Workers(width=1)
     workers.go_on.clear()
     pool = EarlyProofPool(workers)
-    for source in (b"lost", b"wrong", b"right"):
+    for source in (b"right", b"wrong", b"lost"):
         pool.begin(Request("t", source, CUDA), 60)
-    assert pool.grade(Request("t", b"wrong", CUDA), 60).correct and workers.graded[0].proof is None, "these graders do not prove"
+    while not workers.proven:
+        time.sleep(0.01)
+    pool.leave_rest()
+    with ThreadPoolExecutor(3) as threads:
+        graded = [threads.submit(pool.grade, Request("t", source, CUDA), 60) for source in (b"right", b"wrong")]
+        time.sleep(0.2)
+        assert not workers.graded, "its only worker proves"
+        workers.go_on.set()
+        assert all(f.result(20).correct for f in graded)
+    pool.close()
+    assert [r.source for r in workers.proven] == [b"right"]
+    assert {r.source: r.proof for r in workers.graded} == {b"right": RIGHT, b"wrong": None}, "which proves it itself"
+
+
+def test_a_dropped_proof_is_not_made() -> None:
+    workers = Workers(width=1)
+    workers.go_on.clear()
+    pool = EarlyProofPool(workers)
+    for source in (b"right", b"wrong"):
+        pool.begin(Request("t", source, CUDA), 60)
+    while not workers.proven:
+        time.sleep(0.01)
     pool.forget()
     workers.go_on.set()
+    assert pool.grade(Request("t", b"right", CUDA), 60).correct and workers.graded[0].proof is None
     pool.close()
-    assert [r.source for r in workers.proven] == [b"lost"], "a dropped proof is not made"
+    assert [r.source for r in workers.proven] == [b"right"]
+
+
+def test_closing_ends_proofs_and_gradings() -> None:
+    workers = Workers(width=1)
+    workers.go_on.clear()
+    pool = EarlyProofPool(workers)
+    for source in (b"dead", b"right"):
+        pool.begin(Request("t", source, CUDA), 60)
+    threading.Timer(0.2, workers.go_on.set).start()
+    pool.close()
+    assert workers.closed and [r.source for r in workers.proven] in ([b"dead"], [])
 
 
 @pytest.mark.parametrize("options", [{**CUDA, "grading": "paper"}, {**CUDA, "backend": "cpu"}])
