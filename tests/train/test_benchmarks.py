@@ -27,9 +27,9 @@ def test_a_tiny_shape_is_measured_and_resumed(tmp_path: Path) -> None:
 
 def test_answers_of_a_tiny_shape_end_and_are_graded_early_in_every_other_step(tmp_path: Path) -> None:
     more = ["shape=tiny", "backend=cpu", "engine=generate", "steps=3", "prompts=2", "answers=4", "tokens=64", "mean=16",
-            "overlap=alternate", f"out={tmp_path}"]  # fmt: skip
+            "overlap=alternate", "part=begin", f"out={tmp_path}"]  # fmt: skip
     assert train_shapes.main(more) == 0
-    first, second = json.loads((tmp_path / "result.json").read_text())["parts"]["begin"]["steps"]
+    first, second = json.loads((tmp_path / "begin.json").read_text())["steps"]
     assert all(8 * 4 < x["tokens"] < 8 * 40 for x in (first, second)), "about 16 tokens an answer"
     assert first["overlaps"] and first["handed_in_early"] > 0
     assert not second["overlaps"] and second["handed_in_early"] == 0
