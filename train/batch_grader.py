@@ -21,7 +21,7 @@ from kbx_env.deadlines import deadline_of
 from kbx_env.envs import prompt
 from kbx_env.envs.answer import REASONING, strip_fences
 from kbx_env.errors import UnknownName, UsageError
-from kbx_env.executor import Executor, InlinePool, ProcessPool, Request, WorkerPool
+from kbx_env.executor import Executor, InlinePool, ProcessPool, Request, WorkerPool, width
 from kbx_env.executor.direct import ATTEMPTS
 from kbx_env.executor.pools.early_proofs import EarlyProofPool
 from kbx_env.options import BACKENDS, GRADINGS, PRECISIONS, SIZES, TARGETS, TORCH_OPS, resolve_backend
@@ -352,26 +352,30 @@ def _open(
         from kbx_env.executor.pools.gpu import pool_on
 
         mine = own_gpus(gpus)
-        named, device = pool_on(mine, max(1, (workers or workers_here("cuda")) // len(mine)))
+        named, device = pool_on(mine, max(1, (workers or workers_here("cuda", gpus)) // len(mine)))
         return named, "cuda", versions.environment("cpu") | {"device": device}
     chosen = resolve_backend(backend)
     return ProcessPool(workers or workers_here(chosen), env=_own_gpu()), chosen, versions.environment(chosen)
 
 
-def workers_here(backend: str) -> int:
-    """Return how many gradings run at a time on this machine.
+def workers_here(backend: str, gpus: Sequence[int | str] | None = None) -> int:
+    """Return how many gradings of this process run at a time on this machine.
 
-    On the CPU backend as many as cores. On CUDA two cores are left for the kernels that are timed. Cores are divided among the
-    training processes of this machine.
+    Cores are divided among the training processes of this machine, and so is a GPU that grades for several of them.
 
     Args:
         backend: ``cpu`` or ``cuda``.
+        gpus: GPUs that only grade, for all processes; ``None``: each process grades on its own.
 
     Returns:
-        Gradings at a time, at least 1.
+        Gradings at a time, at least 1, or 1 for each GPU.
     """
-    cores = (os.cpu_count() or 1) - (0 if backend == "cpu" else 2)
-    return max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if backend == "cpu" or gpus is None:
+        return width.on_this_machine(backend, processes, processes)
+    sharers = math.ceil(processes / len(gpus))
+    each = min(width.on_this_machine(backend, max(processes, len(gpus))), max(1, width.MAX_PER_GPU // sharers))
+    return each * len(own_gpus(gpus))
 
 
 def own_share(slots: int) -> int:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kbx_env.errors import UsageError
-from kbx_env.executor import Executor, ProcessPool, Request
+from kbx_env.executor import Executor, ProcessPool, Request, width
 from kbx_env.options import GradeOptions
 from kbx_env.outcome import Outcome
 
@@ -19,8 +18,8 @@ def grade_many(
 
     Args:
         pairs: (task, source).
-        workers: gradings at a time; by default the number of cores, less two where kernels are timed. Timed gradings share
-            the GPU through its lock.
+        workers: gradings at a time; by default the number of cores, on CUDA less two and at most 16. Timed gradings share the
+            GPU through its lock.
         progress: show a progress bar on stderr, if stderr is a terminal.
         **options: fields of ``kbx_env.options.GradeOptions``, the same for all.
 
@@ -33,7 +32,7 @@ def grade_many(
     """
     chosen = GradeOptions.of(options).resolved()
     if workers is None:
-        workers = max(1, (os.cpu_count() or 1) - 2 * chosen.timed)
+        workers = width.on_this_machine(chosen.backend)
     if workers < 1:
         raise UsageError(f"workers is {workers}; at least 1")
     requests = _requests(pairs, {**options, "backend": chosen.backend})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-import os
 import socket
 import stat
 import sys
@@ -20,6 +19,7 @@ import kbx_env
 from kbx_env import versions
 from kbx_env.envs.prompt import instruction
 from kbx_env.errors import UsageError
+from kbx_env.executor import width
 from kbx_env.executor.pools.gpu import GpuPool, gpu_pool, uuids_of
 from kbx_env.executor.pools.process import GRADER, ProcessPool, Request, WorkerPool
 from kbx_env.executor.pools.remote import RemotePool
@@ -167,16 +167,15 @@ class Service:
             raise
 
     def _own_pool(self) -> WorkerPool:
-        s, cores = self.settings, os.cpu_count() or 1
+        s = self.settings
         if self.backend == "cpu":
             if s.gpus is not None:
                 raise UsageError("--gpus is for --backend cuda; leave it out")
-            return ProcessPool(s.workers or cores, s.grader)
+            return ProcessPool(s.workers or width.on_this_machine("cpu"), s.grader)
         import torch
 
         count = s.gpus or torch.cuda.device_count()
-        # Two cores are left for the kernels that are timed.
-        workers = s.workers or max(1, (cores - 2) // count)
+        workers = s.workers or width.on_this_machine("cuda", count)
         pool = gpu_pool(count, workers, s.grader, uuids_of(count))
         self.gpus = [torch.cuda.get_device_name(k) for k in range(count)]
         self._watch(pool)

@@ -132,6 +132,25 @@ def test_workers_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == [(14, 16), (3, 4), (1, 2), (1, 1)]
 
 
+@pytest.mark.parametrize(
+    ("cores", "processes", "gpus", "each"),
+    [(32, 1, [1], 16), (32, 1, [1, 2], 15), (192, 1, [7], 16), (192, 7, [7], 2), (128, 6, [6, 7], 5), (128, 2, [4, 5, 6, 7], 16)],
+)
+def test_a_gpu_has_no_more_workers_than_its_memory_holds(
+    cores: int, processes: int, gpus: list[int], each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    here = [0] * 8
+    for rank in range(processes):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        mine = own_gpus(gpus)
+        assert workers_here("cuda", gpus) == each * len(mine)
+        for gpu_number in mine:
+            here[int(gpu_number)] += each
+    assert all(here[g] <= 16 for g in gpus)
+
+
 def test_processes_of_a_run_share_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     shares = []
     monkeypatch.setenv("WORLD_SIZE", "3")

@@ -14,6 +14,7 @@ from typing import Any
 
 import kbx_env
 from kbx_env.errors import KbxError, UsageError
+from kbx_env.executor import width
 from kbx_env.executor.pools.process import GRADER, Request, WorkerLost, opened, outcome_of, poisons_worker, reply_of
 from kbx_env.executor.pools.ray_session import connect, disconnect, last_line
 from kbx_env.outcome import Outcome
@@ -21,10 +22,6 @@ from kbx_env.spec import packs
 
 _PING_SECONDS = 5.0
 """Time limit for an answer of an idle actor."""
-_MAX_PER_GPU = 16
-"""Actors that share a GPU by default, however many cores there are: each takes some of its memory."""
-_SPARE_CORES = 2
-"""Cores of a node that the default number of actors leaves to the kernels that are timed."""
 _FAILURES = 3
 """After so many actors in a row that fail to start, a request without a living actor is given up at once."""
 
@@ -84,10 +81,10 @@ def share(sizes: Sequence[tuple[int, int]], workers: int | None = None) -> int:
         workers: actors in all; ``None`` for as many as fit.
 
     Returns:
-        Actors for each GPU, at least 1.
+        Actors for each GPU, at least 1 and at most ``width.MAX_PER_GPU``.
     """
     gpu_nodes = [(cpus, gpus) for cpus, gpus in sizes if gpus]
-    most = min(_MAX_PER_GPU, min(((cpus - _SPARE_CORES) // gpus for cpus, gpus in gpu_nodes), default=1))
+    most = min((width.per_gpu(cpus, gpus) for cpus, gpus in gpu_nodes), default=1)
     needed = most if workers is None else math.ceil(workers / max(1, sum(gpus for _, gpus in gpu_nodes)))
     return max(1, min(most, needed))
 
