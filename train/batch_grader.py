@@ -140,13 +140,13 @@ class BatchGrader:
                     setting = f"out={out}" if store is None else f"store={store}"
                     raise UsageError(f"cannot write to {setting}: {e.strerror}; give a folder that can be written") from e
             gradings = None if file is None else self._stack.enter_context(contextlib.closing(Store(file)))
-            attempts, self._deadline = ATTEMPTS, deadline_of(timed, wall, self.preset.compiled and timed)
+            attempts, deadline = ATTEMPTS, deadline_of(timed, wall, self.preset.compiled and timed)
             if url is not None:
                 from kbx_env.executor.pools.remote import DEADLINE
 
-                attempts, self._deadline = 1, DEADLINE  # the service repeats a lost grading, its client a lost request
+                attempts, deadline = 1, DEADLINE  # the service repeats a lost grading, its client a lost request
             self._executor = self._stack.enter_context(
-                Executor(self._early or pool, attempts, gradings, deadline=self._deadline, capacity=sys.maxsize)
+                Executor(self._early or pool, attempts, gradings, deadline=deadline, capacity=sys.maxsize)
             )
         except BaseException:
             self._stack.close()

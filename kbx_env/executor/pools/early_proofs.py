@@ -35,7 +35,7 @@ class EarlyProofPool:
         self._threads = ThreadPoolExecutor(pool.width, thread_name_prefix="proof")
 
     def begin(self, request: Request, deadline: float) -> None:
-        """Begin the proof of a submission, for ``grade``; at once, whatever the workers do.
+        """Begin the proof of a submission, for ``grade``, as soon as a worker is free; do not wait for it.
 
         Args:
             request: the request that ``grade`` will have.
