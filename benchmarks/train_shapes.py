@@ -9,10 +9,10 @@
 
 The model has the architecture of Qwen2.5-Coder with random weights (from its config; nothing is downloaded) and a tokenizer
 trained on our sources. Such a model never ends an answer, so every answer has ``tokens`` tokens: the most that a step can cost.
-With ``mean`` it ends at random places instead: so many tokens of its vocabulary end an answer that ``mean`` tokens are usual.
+With ``mean`` answers end at random instead: one of ``mean`` tokens of the vocabulary ends an answer, which so has about ``mean``.
 Its answers are no kernels. So that gradings cost what they do in training, each is graded as another source: the expert kernel of
-its task, or the expert with one fault. Gradings are timed on the same GPU, or on those of ``grade_gpus``; there they begin as soon
-as an answer ends (``overlap``).
+its task, or the expert with one fault, which may be in code that its task does not use. Gradings are timed on the same GPU, or on
+those of ``grade_gpus``; there they begin as soon as an answer ends (``overlap``).
 
 A first process makes all steps but the last, and a second one resumes from its checkpoint. ``out/result.json`` has one entry a
 step and the totals; every number is measured in this process, seconds with the GPU synchronised. ``grading_seconds`` is what a

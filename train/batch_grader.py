@@ -21,9 +21,10 @@ from kbx_env.deadlines import deadline_of
 from kbx_env.envs import prompt
 from kbx_env.envs.answer import REASONING, strip_fences
 from kbx_env.errors import UnknownName, UsageError
-from kbx_env.executor import Executor, InlinePool, ProcessPool, Request, WorkerPool, width
+from kbx_env.executor import Executor, InlinePool, ProcessPool, Request, WorkerPool
 from kbx_env.executor.direct import ATTEMPTS
 from kbx_env.executor.pools.early_proofs import EarlyProofPool
+from kbx_env.executor.worker_count import MAX_PER_GPU, default_workers
 from kbx_env.options import BACKENDS, GRADINGS, PRECISIONS, SIZES, TARGETS, TORCH_OPS, resolve_backend
 from kbx_env.outcome import GRADER_FAILED, Fault, Outcome, Stage, Verdict
 from kbx_env.spec.catalog import load_task
@@ -163,14 +164,14 @@ class BatchGrader:
         """
         start = time.monotonic()
         if self._early is not None:
-            self._early.leave_rest()
+            self._early.cancel_pending()
         futures = self.submit(answers)
         for future in self._ahead.values():  # answers that were not handed in after all
             future.cancel()
         self._ahead.clear()
         graded = [f.result() for f in futures]
         if self._early is not None:
-            self._early.forget()
+            self._early.clear()
         self.seconds += time.monotonic() - start
         faults = [j.outcome for j in graded if j.outcome.fault is Fault.INFRA]
         if faults and not self._fault_printed:
@@ -214,10 +215,10 @@ class BatchGrader:
         return graded
 
     def begin(self, task: str, text: str) -> None:
-        """Begin with an answer that the next call will have, while other answers are still generated.
+        """Begin to grade an answer that the next call will have, while other answers are still generated.
 
-        It is graded. Where kernels are timed on the GPU that generates, only its proof on the CPU tier is made, and the rest waits
-        for the call; not with fixed inputs, which would then depend on whether the proof began in time.
+        Where kernels are timed on the GPU that generates, only the proof on the CPU tier begins, and the rest of the grading waits
+        for the call. With fixed inputs nothing begins there: they would depend on whether the proof began in time.
 
         Args:
             task: the task's id.
@@ -230,7 +231,7 @@ class BatchGrader:
         elif self._options["seed"] is None:
             with contextlib.suppress(Exception):  # of the store or the disk: the grading has it too, and is masked
                 request = self._request(*key)
-                if not self._executor.knows(request):
+                if not self._executor.has_outcome(request):
                     self._early.begin(request, deadline_of(False, self._options["wall"]))
 
     def _source(self, task: str, text: str) -> bytes:
@@ -359,22 +360,22 @@ def _open(
 
 
 def workers_here(backend: str, gpus: Sequence[int | str] | None = None) -> int:
-    """Return how many gradings of this process run at a time on this machine.
+    """Return the default number of workers of this process on this machine.
 
-    Cores are divided among the training processes of this machine, and so is a GPU that grades for several of them.
+    The training processes of a machine divide its cores, and those that share a GPU for grading divide its workers.
 
     Args:
         backend: ``cpu`` or ``cuda``.
         gpus: GPUs that only grade, for all processes; ``None``: each process grades on its own.
 
     Returns:
-        Gradings at a time, at least 1, or 1 for each GPU.
+        Workers, at least 1; with ``gpus`` at least 1 for each GPU on which this process grades.
     """
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if backend == "cpu" or gpus is None:
-        return width.on_this_machine(backend, processes, processes)
+        return default_workers(backend, processes, processes)
     sharers = math.ceil(processes / len(gpus))
-    each = min(width.on_this_machine(backend, max(processes, len(gpus))), max(1, width.MAX_PER_GPU // sharers))
+    each = min(default_workers(backend, max(processes, len(gpus))), max(1, MAX_PER_GPU // sharers))
     return each * len(own_gpus(gpus))
 
 

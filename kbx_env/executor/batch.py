@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kbx_env.errors import UsageError
-from kbx_env.executor import Executor, ProcessPool, Request, width
+from kbx_env.executor import Executor, ProcessPool, Request
+from kbx_env.executor.worker_count import default_workers
 from kbx_env.options import GradeOptions
 from kbx_env.outcome import Outcome
 
@@ -32,7 +33,7 @@ def grade_many(
     """
     chosen = GradeOptions.of(options).resolved()
     if workers is None:
-        workers = width.on_this_machine(chosen.backend)
+        workers = default_workers(chosen.backend)
     if workers < 1:
         raise UsageError(f"workers is {workers}; at least 1")
     requests = _requests(pairs, {**options, "backend": chosen.backend})

@@ -204,8 +204,15 @@ class Executor:
         """Close the executor."""
         self.close()
 
-    def knows(self, request: Request) -> bool:
-        """Return whether the store has an outcome for a request, so that it would not be graded."""
+    def has_outcome(self, request: Request) -> bool:
+        """Tell whether the store has the outcome of a request, so that ``submit`` would not grade it.
+
+        Args:
+            request: the request.
+
+        Returns:
+            Whether it has; false without a store.
+        """
         store = self._store
         return store is not None and (store.get(request.key) or store.same(request.record, request.source)) is not None
 

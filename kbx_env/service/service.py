@@ -19,11 +19,11 @@ import kbx_env
 from kbx_env import versions
 from kbx_env.envs.prompt import instruction
 from kbx_env.errors import UsageError
-from kbx_env.executor import width
 from kbx_env.executor.pools.gpu import GpuPool, gpu_pool, uuids_of
 from kbx_env.executor.pools.process import GRADER, ProcessPool, Request, WorkerPool
 from kbx_env.executor.pools.remote import RemotePool
 from kbx_env.executor.pools.tiered import TieredPool
+from kbx_env.executor.worker_count import default_workers
 from kbx_env.options import resolve_backend
 from kbx_env.service.connections import Connections
 from kbx_env.service.journal import Journal
@@ -171,11 +171,11 @@ class Service:
         if self.backend == "cpu":
             if s.gpus is not None:
                 raise UsageError("--gpus is for --backend cuda; leave it out")
-            return ProcessPool(s.workers or width.on_this_machine("cpu"), s.grader)
+            return ProcessPool(s.workers or default_workers("cpu"), s.grader)
         import torch
 
         count = s.gpus or torch.cuda.device_count()
-        workers = s.workers or width.on_this_machine("cuda", count)
+        workers = s.workers or default_workers("cuda", count)
         pool = gpu_pool(count, workers, s.grader, uuids_of(count))
         self.gpus = [torch.cuda.get_device_name(k) for k in range(count)]
         self._watch(pool)

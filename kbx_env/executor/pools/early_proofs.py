@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from kbx_env.errors import UsageError
 from kbx_env.executor.pools.process import Request, WorkerPool
-from kbx_env.executor.pools.tiered import ended_by, is_proven, screening
+from kbx_env.executor.pools.tiered import is_proven, outcome_if_failed, screen
 from kbx_env.outcome import Outcome
 
 
@@ -51,18 +51,18 @@ class EarlyProofPool:
         start = time.perf_counter()
         try:
             with self._room:
-                return screening(self._pool, request, deadline), time.perf_counter() - start
+                return screen(self._pool, request, deadline), time.perf_counter() - start
         except UsageError:  # the grading is refused for the same reason, and says so
             return None, 0.0
 
-    def leave_rest(self) -> None:
-        """Leave proofs that have not begun to their gradings, which come now."""
+    def cancel_pending(self) -> None:
+        """Cancel the proofs that wait for a worker. Their gradings, which come now, make them."""
         with self._lock:
             self._proofs = {content: proof for content, proof in self._proofs.items() if not proof.cancel()}
 
-    def forget(self) -> None:
-        """Drop the proofs of submissions that were not graded after all; those that run end by themselves."""
-        self.leave_rest()
+    def clear(self) -> None:
+        """Drop the proofs of submissions that were not graded after all. Those that run end by themselves."""
+        self.cancel_pending()
         with self._lock:
             self._proofs = {}
 
@@ -84,7 +84,7 @@ class EarlyProofPool:
             begun = self._proofs.pop(request.content, None)
         if begun is not None and not begun.cancel():
             proof, seconds = begun.result()
-            if ended := ended_by(proof, seconds):
+            if ended := outcome_if_failed(proof, seconds):
                 return ended
             request = replace(request, proof=proof)
         with self._room:

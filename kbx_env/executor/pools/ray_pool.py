@@ -14,9 +14,9 @@ from typing import Any
 
 import kbx_env
 from kbx_env.errors import KbxError, UsageError
-from kbx_env.executor import width
 from kbx_env.executor.pools.process import GRADER, Request, WorkerLost, opened, outcome_of, poisons_worker, reply_of
 from kbx_env.executor.pools.ray_session import connect, disconnect, last_line
+from kbx_env.executor.worker_count import workers_per_gpu
 from kbx_env.outcome import Outcome
 from kbx_env.spec import packs
 
@@ -81,10 +81,10 @@ def share(sizes: Sequence[tuple[int, int]], workers: int | None = None) -> int:
         workers: actors in all; ``None`` for as many as fit.
 
     Returns:
-        Actors for each GPU, at least 1 and at most ``width.MAX_PER_GPU``.
+        Actors for each GPU, at least 1 and at most ``worker_count.MAX_PER_GPU``.
     """
     gpu_nodes = [(cpus, gpus) for cpus, gpus in sizes if gpus]
-    most = min((width.per_gpu(cpus, gpus) for cpus, gpus in gpu_nodes), default=1)
+    most = min((workers_per_gpu(cpus, gpus) for cpus, gpus in gpu_nodes), default=1)
     needed = most if workers is None else math.ceil(workers / max(1, sum(gpus for _, gpus in gpu_nodes)))
     return max(1, min(most, needed))
 

@@ -59,10 +59,10 @@ class TieredPool:
         if request.proof is None and is_proven(request.options):
             start = time.perf_counter()
             with self._rooms[id(self._screen)]:
-                proof = screening(self._screen, request, deadline)
+                proof = screen(self._screen, request, deadline)
             with self._lock:
                 self.screened += proof is not None
-            if ended := ended_by(proof, time.perf_counter() - start):
+            if ended := outcome_if_failed(proof, time.perf_counter() - start):
                 return ended
             with self._lock:
                 self.survived += proof is not None
@@ -83,11 +83,11 @@ def is_proven(options: Mapping[str, Any]) -> bool:
     return options.get("backend") == "cuda" and options.get("grading", "contract") != "paper"
 
 
-def screening(pool: WorkerPool, request: Request, deadline: float) -> Outcome | None:
-    """Return the outcome of a submission on the CPU tier.
+def screen(pool: WorkerPool, request: Request, deadline: float) -> Outcome | None:
+    """Grade a submission on the CPU tier.
 
     Args:
-        pool: its workers.
+        pool: the workers that do it.
         request: the submission, with the options of a grading on CUDA.
         deadline: seconds, from the moment a worker is free.
 
@@ -105,12 +105,12 @@ def screening(pool: WorkerPool, request: Request, deadline: float) -> Outcome | 
     return None if lost else proof
 
 
-def ended_by(proof: Outcome | None, seconds: float) -> Outcome | None:
-    """Return the outcome of a grading on CUDA that its proof ends.
+def outcome_if_failed(proof: Outcome | None, seconds: float) -> Outcome | None:
+    """Return the outcome of a grading on CUDA whose proof has failed, which ends it.
 
     Args:
-        proof: from ``screening``.
-        seconds: what it took.
+        proof: from ``screen``.
+        seconds: how long the proof took, its wait for a worker included.
 
     Returns:
         The outcome; ``None`` where the grading goes on: the submission is correct, or the CPU tier cannot execute it or lost it.

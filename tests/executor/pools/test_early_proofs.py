@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 from test_tiered_pool import CUDA, LOST, RIGHT, SCREENINGS, WRONG
 
+import kbx_env
 from kbx_env.errors import UsageError
-from kbx_env.executor import Executor, Request
+from kbx_env.executor import Executor, ProcessPool, Request, WorkerLost
 from kbx_env.executor.pools.early_proofs import EarlyProofPool
 from kbx_env.executor.pools.tiered import SCREENED
+from kbx_env.grading.grader import proves
+from kbx_env.options import GradeOptions
 from kbx_env.outcome import Outcome, Verdict
+from kbx_env.spec.catalog import expert_source, load_task
 
 
 class Workers:
@@ -26,6 +32,8 @@ class Workers:
         self.go_on.set()
 
     def grade(self, request: Request, deadline: float) -> Outcome:
+        if self.closed:
+            raise WorkerLost("closed")
         if request.options["backend"] == "cuda":
             self.graded.append(request)
             if request.source == b"refused":
@@ -33,6 +41,8 @@ class Workers:
             return replace(RIGHT, backend="cuda")
         self.proven.append(request)
         assert self.go_on.wait(20)
+        if self.closed:
+            raise WorkerLost("closed")
         if request.source == b"refused":
             raise UsageError("no such task")
         found = SCREENINGS[request.source]
@@ -41,7 +51,16 @@ class Workers:
         return found
 
     def close(self) -> None:
+        """End the workers: what they do is lost."""
         self.closed = True
+        self.go_on.set()
+
+
+def _until(reached: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_a_grading_goes_on_from_its_proof() -> None:
@@ -50,9 +69,7 @@ def test_a_grading_goes_on_from_its_proof() -> None:
     requests = [Request("t", source, CUDA) for source in SCREENINGS]
     for request in (*requests, *requests):
         pool.begin(request, 60)
-    until = time.monotonic() + 20
-    while len(workers.proven) < len(requests) and time.monotonic() < until:
-        time.sleep(0.01)
+    _until(lambda: len(workers.proven) == len(requests))
     assert not workers.graded and len(workers.proven) == len(requests), "each proof once, and nothing on the GPU"
     assert all(dict(r.options) == {**CUDA, **SCREENED} for r in workers.proven)
     outcomes = {r.source: pool.grade(Request("t", r.source, CUDA), 60) for r in requests}
@@ -68,16 +85,21 @@ def test_a_grading_goes_on_from_its_proof() -> None:
     assert workers.closed
 
 
-def test_a_proof_that_waits_for_a_worker_is_left_to_the_grading() -> None:
+def _proving(sources: Sequence[bytes]) -> tuple[Workers, EarlyProofPool]:
+    """A pool whose only worker proves the first source, while the proofs of the others wait."""
     workers = Workers(width=1)
     workers.go_on.clear()
     pool = EarlyProofPool(workers)
-    for source in (b"right", b"wrong", b"lost"):
+    for source in sources:
         pool.begin(Request("t", source, CUDA), 60)
-    while not workers.proven:
-        time.sleep(0.01)
-    pool.leave_rest()
-    with ThreadPoolExecutor(3) as threads:
+    _until(lambda: len(workers.proven) == 1)
+    return workers, pool
+
+
+def test_a_proof_that_waits_for_a_worker_is_left_to_the_grading() -> None:
+    workers, pool = _proving([b"right", b"wrong", b"lost"])
+    pool.cancel_pending()
+    with ThreadPoolExecutor(2) as threads:
         graded = [threads.submit(pool.grade, Request("t", source, CUDA), 60) for source in (b"right", b"wrong")]
         time.sleep(0.2)
         assert not workers.graded, "its only worker proves"
@@ -89,29 +111,56 @@ def test_a_proof_that_waits_for_a_worker_is_left_to_the_grading() -> None:
 
 
 def test_a_dropped_proof_is_not_made() -> None:
-    workers = Workers(width=1)
-    workers.go_on.clear()
-    pool = EarlyProofPool(workers)
-    for source in (b"right", b"wrong"):
-        pool.begin(Request("t", source, CUDA), 60)
-    while not workers.proven:
-        time.sleep(0.01)
-    pool.forget()
+    workers, pool = _proving([b"right", b"wrong"])
+    pool.clear()
     workers.go_on.set()
     assert pool.grade(Request("t", b"right", CUDA), 60).correct and workers.graded[0].proof is None
     pool.close()
     assert [r.source for r in workers.proven] == [b"right"]
 
 
-def test_closing_ends_proofs_and_gradings() -> None:
-    workers = Workers(width=1)
-    workers.go_on.clear()
-    pool = EarlyProofPool(workers)
-    for source in (b"dead", b"right"):
-        pool.begin(Request("t", source, CUDA), 60)
-    threading.Timer(0.2, workers.go_on.set).start()
-    pool.close()
-    assert workers.closed and [r.source for r in workers.proven] in ([b"dead"], [])
+def test_closing_ends_the_proof_that_runs_and_the_grading_that_waits_for_it() -> None:
+    workers, pool = _proving([b"right", b"wrong"])
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(pool.grade, Request("t", b"right", CUDA), 60)
+        pool.close()
+        with pytest.raises(WorkerLost):
+            waiting.result(20)
+    assert workers.closed and not workers.graded and [r.source for r in workers.proven] == [b"right"]
+
+
+def test_proofs_of_real_workers_serve_gradings_on_cuda() -> None:
+    """Four sources for two workers, graded at once. The stage on the GPU is left out: a grading is its proof."""
+    task = load_task("activation/relu")
+    right = (expert_source(task.id) or "").encode()
+    broken = right.replace(b"inside = offsets < n", b"inside = offsets < n - 1")
+    assert broken != right
+    sources = [right, right + b"# another", b"def relu(input, inplace=False):\n    return input", broken]
+    graded: list[Request] = []
+
+    class Workers(ProcessPool):
+        def grade(self, request: Request, deadline: float) -> Outcome:
+            if request.options["backend"] == "cpu":
+                return super().grade(request, deadline)
+            graded.append(request)
+            proof = request.proof or super().grade(replace(request, options={**CUDA, **SCREENED}), deadline)
+            return replace(proof, backend="cuda")
+
+    pool = EarlyProofPool(Workers(2))
+    requests = [Request(task.id, source, CUDA) for source in sources]
+    try:
+        for request in requests:
+            pool.begin(request, 60)
+        with ThreadPoolExecutor(4) as threads:
+            outcomes = list(threads.map(lambda r: pool.grade(r, 60), requests))
+    finally:
+        pool.close()
+    assert [o.correct for o in outcomes] == [True, True, False, False]
+    options = GradeOptions.of(CUDA)
+    asked = {"kbx_env": kbx_env.__version__, "task_fingerprint": task.fingerprint, "split": options.split, "torch_ops": "strict"}
+    proofs = {r.source: r.proof for r in graded if r.proof is not None}
+    assert proofs, "at least the first one has begun early"
+    assert all(p.correct and proves(p, asked, hashlib.sha256(source).hexdigest()) for source, p in proofs.items())
 
 
 @pytest.mark.parametrize("options", [{**CUDA, "grading": "paper"}, {**CUDA, "backend": "cpu"}])

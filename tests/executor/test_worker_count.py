@@ -1,4 +1,4 @@
-"""How many gradings run at a time by default."""
+"""How many workers grade by default."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from kbx_env.executor import width
+from kbx_env.executor.worker_count import default_workers
 
 
 @pytest.mark.parametrize(
@@ -17,9 +17,9 @@ def test_a_gpu_has_no_more_than_its_memory_holds(
     backend: str, gpus: int, processes: int, found: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     monkeypatch.setattr(os, "cpu_count", lambda: 192)
-    assert width.on_this_machine(backend, gpus, processes) == found
+    assert default_workers(backend, gpus, processes) == found
 
 
 def test_where_cores_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert width.on_this_machine("cpu") == width.on_this_machine("cuda") == 1
+    assert default_workers("cpu") == default_workers("cuda") == 1
