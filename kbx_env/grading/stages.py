@@ -75,7 +75,9 @@ class Compile:
         context.stage = Stage.COMPILE
         if context.speculative is not None:  # done while the CPU tier proved the source
             context.speculative.finish()
-            return None
+            if not (context.lost_in_timing and context.session.is_lost):
+                return None
+            context.close_session()
         self.compile(context)
         return None
 
@@ -84,6 +86,7 @@ class Compile:
         """Do the stage's work; arguments and errors as for ``run``."""
         with context.aside("cases"):
             context.processes.start()  # a cold zygote gets warm meanwhile
+            context.begin_calls_ahead()
             context.select_cases()
         with context.aside("start"):
             session = context.open_session()
@@ -98,7 +101,7 @@ class Compile:
 
 
 def begin_on_gpu(context: GradingContext) -> None:
-    """Load the submission on the GPU, and begin to compile what its calls launch; nothing is launched.
+    """Load the submission on the GPU, and begin to compile what its checked and timed calls launch; nothing is launched.
 
     Args:
         context: of this grading.
@@ -108,7 +111,14 @@ def begin_on_gpu(context: GradingContext) -> None:
         SandboxError: the machine is to blame.
     """
     Compile.compile(context)
-    context.session.begin_calls(context.cases, needed_calls(context))
+    session = context.session
+    session.begin_calls(context.cases, needed_calls(context))
+    if context.options.timed and not session.is_lost:
+        from kbx_env.grading.timing import task_timing
+
+        task_timing.begin_compiling(context.task, session, context.options.sizes)
+        # Its checked calls have to come first: what they show decides how the grading ends.
+        context.lost_in_timing = session.is_lost
 
 
 def needed_calls(context: GradingContext) -> list[int]:
@@ -128,6 +138,8 @@ class Correct:
         with context.timed(Stage.CORRECT):
             needed = needed_calls(context)
             made = session.at_once(context.cases, needed) if session.engine is None else []
+            if context.calls_ahead is not None:
+                context.calls_ahead.begin(session, context.cases, needed, own=context.repeated)
             for index, case in enumerate(context.cases):
                 context.builder.stopped_at, context.builder.stopped_in = index + 1, case.label()
                 if index in context.repeated:
@@ -144,6 +156,8 @@ class Correct:
                     continue
                 self._judge(context, index, calls)
             context.builder.stopped_at, context.builder.stopped_in = None, ""
+            if context.calls_ahead is not None:
+                context.calls_ahead.finish(session)
         with context.timed(Stage.COMPILE):
             context.build()
         context.builder.evidence = context.evidence(None, context.accumulator)
@@ -161,10 +175,14 @@ class Correct:
 
     @staticmethod
     def _call(context: GradingContext, index: int, needed: int) -> list[CallResult]:
+        session, ahead = context.session, context.calls_ahead
         try:
-            return context.session.calls(context.cases[index], index, needed, "run")
+            if ahead is not None and index in ahead:
+                return ahead.take(index)
+            return session.calls(context.cases[index], index, needed, "run")
         except GradingAborted:
-            if strided := layouts(context.session.sent):
+            caller = ahead.session_of(index) if ahead is not None else None
+            if strided := layouts((caller or session).sent):
                 context.builder.stopped_in += f" [{strided}]"
             raise
 

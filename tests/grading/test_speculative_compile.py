@@ -43,7 +43,7 @@ def context(monkeypatch: pytest.MonkeyPatch) -> GradingContext:
     made = GradingContext(TASK, b"", GradeOptions(backend="cpu"), b"", None, (), builder)  # type: ignore[arg-type]
     made.options = replace(made.options, backend="cuda")
     monkeypatch.setattr(made, "start_spare_runner", lambda: None)
-    monkeypatch.setattr(pipeline, "cores_are_idle", lambda: True)
+    monkeypatch.setattr(pipeline, "cores_are_idle", lambda *_: True)
     return made
 
 
@@ -115,7 +115,7 @@ def test_a_proof_that_fails_ends_the_work_beside_it(
 
 
 def test_where_cores_are_busy_the_proof_comes_first(context: GradingContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "cores_are_idle", lambda: False)
+    monkeypatch.setattr(pipeline, "cores_are_idle", lambda *_: False)
     monkeypatch.setattr(pipeline, "begin_on_gpu", lambda of: pytest.fail("compiled for a kernel that may be wrong"))
     _proves(monkeypatch, Verdict.CORRECT)
     assert pipeline.ProveOnCpu().run(context) is None and context.speculative is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 
@@ -27,6 +28,7 @@ class TimeBudget:
     def __init__(self, wall: float) -> None:
         self.wall = self.left = wall
         self.compile_left = COMPILE_SECONDS
+        self._lock = threading.Lock()  # sessions of one grading share it
 
     @property
     def compile_spent(self) -> float:
@@ -43,7 +45,8 @@ class TimeBudget:
 
     def spend(self, seconds: float) -> None:
         """Charge the submission."""
-        self.left -= seconds
+        with self._lock:
+            self.left -= seconds
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
@@ -58,7 +61,9 @@ class TimeBudget:
 
     @contextlib.contextmanager
     def free(self) -> Iterator[None]:
-        """Charge the submission nothing for the block, such as ahead-of-time builds that the grader asks for."""
+        """Charge the submission nothing for the block: the grader asked for it, as for ahead-of-time builds."""
         left = self.left
-        yield
-        self.left = left
+        try:
+            yield
+        finally:
+            self.left = left
