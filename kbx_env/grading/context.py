@@ -15,20 +15,17 @@ import torch
 from kbx_env.grading import derived_cases, inputs, reference
 from kbx_env.grading import judge as judges
 from kbx_env.grading.ablations import DefenceLayer
-from kbx_env.grading.calls_ahead import CallsAhead
 from kbx_env.grading.evidence.accumulator import EvidenceAccumulator
 from kbx_env.grading.record import OutcomeBuilder
 from kbx_env.grading.runtime.processes import SandboxProcesses
-from kbx_env.grading.runtime.runner_pool import RunnerSlot
 from kbx_env.grading.runtime.session import ABANDONED, CallResult, RunnerSession, settings_of
 from kbx_env.grading.runtime.untrusted import GradingAborted
-from kbx_env.grading.runtime.zygote_client import Zygote
 from kbx_env.grading.speculative_compile import SpeculativeCompile
 from kbx_env.grading.telling import is_telling
 from kbx_env.grading.timing.gpu_lock import GpuHold
 from kbx_env.options import GradeOptions
 from kbx_env.outcome import Evidence, FaultKind, Outcome, Stage, Verdict, Violation
-from kbx_env.spec.criteria import Close, Dropout, Exact, QuantizationScheme, Sample, Windows
+from kbx_env.spec.criteria import Close, Exact, QuantizationScheme
 from kbx_env.spec.task import Case, Task
 
 _FROM_CPU_TIER = (
@@ -74,8 +71,6 @@ class GradingContext:
         gate: why the published gate refuses the source, in the paper's check; empty if it does not.
         drawn: by the number of a derived case, the arguments of its first call and what is known about them, until it is judged.
         speculative: the work of the compile stage, if it was done while the CPU tier proved the source (CUDA).
-        shares_calls: whether further sessions make a part of the calls (CPU tier).
-        calls_ahead: these sessions, from the compile stage on; ``None`` where there are none.
         lost_in_timing: whether the submission's process ended when timed calls were compiled there: it has to start again.
     """
 
@@ -97,8 +92,6 @@ class GradingContext:
     gate: str = ""
     drawn: dict[int, tuple[dict[str, Any], judges.Known]] = field(default_factory=dict)
     speculative: SpeculativeCompile | None = None
-    shares_calls: bool = False
-    calls_ahead: CallsAhead | None = None
     lost_in_timing: bool = False
     _abandoned: Future[None] = field(default_factory=Future)
     _session: RunnerSession | None = None
@@ -207,39 +200,15 @@ class GradingContext:
             slot = self.processes.runner_pool.take(zygote, settings, self._abandoned)
             if slot is None:  # a proof that fails must not wait for a runner to start
                 raise GradingAborted(Verdict.RUNTIME_ERROR, ABANDONED)
-        self._session = self._new_session(zygote, slot)
+        self._session = RunnerSession(
+            zygote, self.task, self.backend, self.secret, self.options.split, self.options.wall, self.without,
+            self.allows_torch, slot, self.as_published, self.processes.compilers,
+        )  # fmt: skip
         self._session.drawn = {index: args for index, (args, _) in self.drawn.items()}
         self.builder.gpu = self._session.gpu
         if self._abandoned.done():
             self._session.abandon()
         return self._session
-
-    def _new_session(self, zygote: Zygote, slot: RunnerSlot | None = None) -> RunnerSession:
-        return RunnerSession(
-            zygote, self.task, self.backend, self.secret, self.options.split, self.options.wall, self.without,
-            self.allows_torch, slot, self.as_published, self.processes.compilers,
-        )  # fmt: skip
-
-    def begin_calls_ahead(self) -> None:
-        """Open further sessions, if the calls are to be shared.
-
-        Sessions begin with the same random state, so that one would draw what another has drawn. Where a quantization scheme has to
-        be proved, the engine executes the latest call of its session again.
-        """
-        whole = isinstance(self.task.truth, Dropout | QuantizationScheme | Sample | Windows)
-        if self.shares_calls and not whole and not self.as_published:
-            self.calls_ahead = CallsAhead(self._open_further)
-
-    def _open_further(self) -> RunnerSession:
-        """Open a further session with the submission loaded."""
-        session = self._new_session(self.processes.zygote())
-        with contextlib.ExitStack() as on_failure:
-            on_failure.enter_context(session)
-            session.load(self.source)
-            assert session.engine is not None
-            session.engine.keep = True
-            on_failure.pop_all()
-        return session
 
     def abandon_session(self) -> None:
         """End the submission's process, if there is one, or else once it has started: its commands fail from now on."""
@@ -249,9 +218,7 @@ class GradingContext:
             self._session.abandon()
 
     def close(self) -> None:
-        """End the sessions, if there are any, and start the runner of the next grading."""
-        if self.calls_ahead is not None:
-            self.calls_ahead.close()
+        """End the session, if there is one, and start the runner of the next grading."""
         if self._session is not None:
             with self._session:
                 self.start_spare_runner()

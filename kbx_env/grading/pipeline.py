@@ -15,7 +15,7 @@ from kbx_env.grading.context import GradingContext
 from kbx_env.grading.judge import randomness
 from kbx_env.grading.record import OutcomeBuilder
 from kbx_env.grading.runtime.untrusted import GradingAborted
-from kbx_env.grading.speculative_compile import SHARING_SHARE, SpeculativeCompile, cores_are_idle
+from kbx_env.grading.speculative_compile import SpeculativeCompile, cores_are_idle
 from kbx_env.grading.stages import (
     Builds,
     Compile,
@@ -69,7 +69,7 @@ class ProveOnCpu:
             work = partial(begin_on_gpu, context)
             speculative = SpeculativeCompile(builder, work, context.abandon_session) if cores_are_idle() else None
             try:
-                proof = run_pipeline(on_cpu_tier(context, shares_calls=cores_are_idle(SHARING_SHARE)))
+                proof = run_pipeline(on_cpu_tier(context))
                 took = time.perf_counter() - start
                 if speculative is not None and goes_on(proof):
                     waited = speculative.await_end()
@@ -126,17 +126,12 @@ def _correct(context: GradingContext) -> Outcome:
     return context.builder.end(Verdict.CORRECT, Stage.TIME if context.builder.timing is not None else Stage.EVIDENCE)
 
 
-def on_cpu_tier(context: GradingContext, shares_calls: bool = False) -> GradingContext:
-    """Return the context of grading the same source on the CPU backend, with other secret inputs, without builds and timing.
-
-    Args:
-        context: of the grading.
-        shares_calls: further sessions make a part of the calls.
-    """
+def on_cpu_tier(context: GradingContext) -> GradingContext:
+    """Return the context of grading the same source on the CPU backend, with other secret inputs, without builds and timing."""
     builder = context.builder
     return GradingContext(
         context.task, context.source,
         replace(context.options, backend="cpu", targets=(), timing=False, estimate=None, compiled=False, sizes="published"),
         context.secret + b"cpu", context.processes, context.without,
-        OutcomeBuilder(context.task, "cpu", builder.grading, builder.sha, builder.manifest), shares_calls=shares_calls,
+        OutcomeBuilder(context.task, "cpu", builder.grading, builder.sha, builder.manifest),
     )  # fmt: skip

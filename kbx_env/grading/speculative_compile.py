@@ -19,8 +19,6 @@ from kbx_env.grading.record import OutcomeBuilder
 IDLE_SHARE = 0.25
 """Share of the cores that may be busy where kernels are compiled beside the proof. A wrong kernel costs a runner and its CUDA
 context then, which a GPU with many workers has no time for: of 16 cores these keep 9 busy."""
-SHARING_SHARE = 0.5
-"""Share of the cores that may be busy where further sessions share the calls of a proof: they need no GPU."""
 
 
 class SpeculativeCompile:
@@ -74,10 +72,10 @@ class SpeculativeCompile:
         self._join()
 
 
-def cores_are_idle(share: float = IDLE_SHARE) -> bool:
-    """Return whether at most a share of this process's cores is busy now; false where the system does not tell."""
+def cores_are_idle() -> bool:
+    """Return whether at most ``IDLE_SHARE`` of this process's cores is busy now; false where the system does not tell."""
     try:
         running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
-        return 1 <= running <= share * len(os.sched_getaffinity(0))
+        return 1 <= running <= IDLE_SHARE * len(os.sched_getaffinity(0))
     except (OSError, ValueError, IndexError):
         return False

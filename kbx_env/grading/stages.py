@@ -75,9 +75,9 @@ class Compile:
         context.stage = Stage.COMPILE
         if context.speculative is not None:  # done while the CPU tier proved the source
             context.speculative.finish()
-            if not (context.lost_in_timing and context.session.is_lost):
+            if not context.lost_in_timing:
                 return None
-            context.close_session()
+            context.close_session()  # what its checked calls show decides how the grading ends
         self.compile(context)
         return None
 
@@ -86,7 +86,6 @@ class Compile:
         """Do the stage's work; arguments and errors as for ``run``."""
         with context.aside("cases"):
             context.processes.start()  # a cold zygote gets warm meanwhile
-            context.begin_calls_ahead()
             context.select_cases()
         with context.aside("start"):
             session = context.open_session()
@@ -112,13 +111,15 @@ def begin_on_gpu(context: GradingContext) -> None:
     """
     Compile.compile(context)
     session = context.session
-    session.begin_calls(context.cases, needed_calls(context))
-    if context.options.timed and not session.is_lost:
+    if context.options.timed:
         from kbx_env.grading.timing import task_timing
 
+        # Their kernels are the largest, which take the longest to compile.
         task_timing.begin_compiling(context.task, session, context.options.sizes)
-        # Its checked calls have to come first: what they show decides how the grading ends.
-        context.lost_in_timing = session.is_lost
+        if session.is_lost:
+            context.lost_in_timing = True
+            return
+    session.begin_calls(context.cases, needed_calls(context))
 
 
 def needed_calls(context: GradingContext) -> list[int]:
@@ -138,8 +139,6 @@ class Correct:
         with context.timed(Stage.CORRECT):
             needed = needed_calls(context)
             made = session.at_once(context.cases, needed) if session.engine is None else []
-            if context.calls_ahead is not None:
-                context.calls_ahead.begin(session, context.cases, needed, own=context.repeated)
             for index, case in enumerate(context.cases):
                 context.builder.stopped_at, context.builder.stopped_in = index + 1, case.label()
                 if index in context.repeated:
@@ -156,8 +155,6 @@ class Correct:
                     continue
                 self._judge(context, index, calls)
             context.builder.stopped_at, context.builder.stopped_in = None, ""
-            if context.calls_ahead is not None:
-                context.calls_ahead.finish(session)
         with context.timed(Stage.COMPILE):
             context.build()
         context.builder.evidence = context.evidence(None, context.accumulator)
@@ -175,14 +172,10 @@ class Correct:
 
     @staticmethod
     def _call(context: GradingContext, index: int, needed: int) -> list[CallResult]:
-        session, ahead = context.session, context.calls_ahead
         try:
-            if ahead is not None and index in ahead:
-                return ahead.take(index)
-            return session.calls(context.cases[index], index, needed, "run")
+            return context.session.calls(context.cases[index], index, needed, "run")
         except GradingAborted:
-            caller = ahead.session_of(index) if ahead is not None else None
-            if strided := layouts((caller or session).sent):
+            if strided := layouts(context.session.sent):
                 context.builder.stopped_in += f" [{strided}]"
             raise
 

@@ -47,7 +47,7 @@ class _Stage:
 
 @pytest.fixture
 def context(monkeypatch: pytest.MonkeyPatch) -> _Context:
-    monkeypatch.setattr(pipeline, "cores_are_idle", lambda *_: False)  # nothing runs beside the proof, however busy the machine is
+    monkeypatch.setattr(pipeline, "cores_are_idle", lambda: False)  # nothing runs beside the proof, however busy the machine is
     builder = OutcomeBuilder(TASK, "cpu", "contract", "", {})
     return _Context(TASK, b"", GradeOptions(backend="cpu"), b"", None, (), builder)  # type: ignore[arg-type]
 

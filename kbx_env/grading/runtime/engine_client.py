@@ -171,10 +171,6 @@ class Engine:
         """End the process."""
         self._process.close()
 
-    def kill(self) -> None:
-        """Kill the process: a call that another thread waits for fails."""
-        self._process.kill()
-
     def call(
         self, sent: Mapping[str, Any], ask: Callable[..., dict[str, Any]], first: dict[str, Any],
         seconds: Callable[[], float], **flags: bool,

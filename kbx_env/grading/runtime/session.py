@@ -207,30 +207,9 @@ class RunnerSession:
         return self._ended is not None
 
     def abandon(self) -> None:
-        """Kill the processes: a command that another thread waits for fails, and so does every later one."""
+        """Kill the runner: a command that another thread waits for fails, and so does every later one."""
         self._abandoned = True
         self.runner.kill()
-        if self.engine is not None:
-            self.engine.kill()
-
-    def join(self, first: RunnerSession) -> None:
-        """Become a further session of the same grading: the submission has its time once, and what it does is noted in one place.
-
-        Args:
-            first: the session of the grading.
-        """
-        first.denied.extend(d for d in self.denied if d not in first.denied)
-        self.budget, self.denied, self.dots, self.findings = first.budget, first.denied, first.dots, first.findings
-        self.drawn = dict(first.drawn)
-
-    def absorb(self, other: RunnerSession) -> None:
-        """Add what a further session has counted. It has ended.
-
-        Args:
-            other: it has joined this one.
-        """
-        self.launches += other.launches
-        self.standing = self.standing and other.standing
 
     def end_runner(self) -> None:
         """End the runner before the session, once all is known that was asked of it."""
@@ -316,7 +295,7 @@ class RunnerSession:
                 # Sequence numbers must increase by one; a gap counts as tampering.
                 self._log_number = row if row == self._log_number + 1 else -1
         logged = pairs([r for r in rows if type(r) is not int])
-        self.denied.extend(d for d in dict.fromkeys([*logged, *claimed]) if d not in self.denied)
+        self.denied = list(dict.fromkeys([*self.denied, *logged, *claimed]))
 
     def _lost(self, verdict: Verdict, message: str) -> GradingAborted:
         """End the session with a process that does not reply any more; denied operations make the verdict ``rejected``."""
@@ -530,23 +509,27 @@ class RunnerSession:
             self._ablated(header, drawn.blobs)
 
     def begin_timed(self, seconds: float) -> None:
-        """Note that the runner compiles what timed calls launch, too.
+        """Note that the runner also compiles what timed calls launch.
 
         Args:
-            seconds: that this may take beside the time for what the checked calls launch.
+            seconds: what compilers may take for it, beside their time for what the checked calls launch.
         """
         self.timed_begun, self._timed_seconds = True, seconds
 
     def finish_compiling(self) -> None:
         """Wait until the runner has compiled what it has begun to compile (CUDA). It does not take the GPU lock."""
-        more, self._timed_seconds = self._timed_seconds, 0.0
-        with survived(), self.budget.free() if more else contextlib.nullcontext():
-            self._ablated({"op": "finish"}, [], more)
+        timed, self._timed_seconds = self._timed_seconds, 0.0
+        with survived():
+            if timed:  # how much of the wait is for checked calls is not known, so none of it is charged
+                with self.budget.free():
+                    self.ask({"op": "finish"}, extra=self.budget.compile_left + timed, idle=True)
+            else:
+                self._ablated({"op": "finish"}, [])
 
-    def _ablated(self, header: dict[str, Any], blobs: list[bytes], more: float = 0.0) -> Any:
-        """Make a call without launches: most of its time is compiling, for which it may take ``more`` seconds than are left."""
+    def _ablated(self, header: dict[str, Any], blobs: list[bytes]) -> Any:
+        """Make a call without launches: most of its time is compiling."""
         with self.budget.compiling():
-            return self.ask(header, blobs, extra=self.budget.compile_left + more, idle=True)
+            return self.ask(header, blobs, extra=self.budget.compile_left, idle=True)
 
     def _traced(
         self, engine: Engine, args: dict[str, Any], sent: dict[str, Any], generator_seed: int, reply: dict[str, Any],
