@@ -287,6 +287,9 @@ def tell(result: Mapping[str, Any], console: Console) -> None:
         "overhead share": shown(r["shares"]["overhead"]),
         "workers' time": ", ".join(f"{k} {v:.3f}" for k, v in r["shares"].items() if k != "overhead" and v is not None),
         "cores busy": f"{shown(r.get('cores_busy'))} of {r['cores']}",
+        "CPU seconds a kernel": ", ".join(
+            f"{role} {s / r['kernels']:.2f}" for role, s in r.get("cpu_seconds", {}).items() if r["kernels"]
+        ) or "unknown",
         "dispatch": f"{shown(r['dispatch_ms'])} ms of the parent's CPU for a request",
     }  # fmt: skip
     for when, m in memory.items():

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from kbx_env.eval import meters, simulate, trace
+from kbx_env.eval.cpu_watch import CpuWatch
 from kbx_env.eval.soak import below, resident
 from kbx_env.eval.workload import Piece, workload
 from rich.console import Console
@@ -71,7 +72,7 @@ def measure(
     Returns:
         The result as plain JSON types.
     """
-    watch = watch or meters.GpuWatch([])
+    watch, cpu_watch = watch or meters.GpuWatch([]), CpuWatch()
     ended: dict[int, tuple[float, Outcome]] = {}
     submitted: dict[int, float] = {}
     spans: dict[int, list[tuple[int, int, float, float]]] = defaultdict(list)  # of every attempt: GPU, worker, begin, end
@@ -107,6 +108,7 @@ def measure(
                 job.result()
             before = _memory(watch)
             watch.start()
+            cpu_watch.start()
             start, cpu, cores_before = time.perf_counter(), time.process_time(), meters.core_seconds()
             jobs = []
             for k in range(len(pieces)):
@@ -121,6 +123,7 @@ def measure(
         used = time.process_time() - cpu if cpu is not None else None
         cores_after = meters.core_seconds() if cores_before is not None else None
         watch.stop()
+        cpu_watch.stop()
         after = _memory(watch)
     if failed:
         raise failed[0]
@@ -133,7 +136,7 @@ def measure(
         "interrupted": interrupted, "asked": len(pieces), "gpu_busy": watch.busy() or None,
         "dispatch_ms": 1000 * used / len(rows) if used is not None and rows else None,
         "cores_busy": (cores_after - (cores_before or 0)) / (stop - start) if cores_after is not None else None,
-        "memory": {"start": before, "end": after}, "requests": rows,
+        "cpu_seconds": cpu_watch.seconds(), "memory": {"start": before, "end": after}, "requests": rows,
     }  # fmt: skip
 
 

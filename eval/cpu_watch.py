@@ -1,0 +1,130 @@
+"""Measures on which processes a run spends processor time: graders, runners, engines, compilers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+SAMPLE_SECONDS = 0.1
+"""Between two looks. What a process computes after the last look at it is not seen."""
+ROLES = {
+    "kbx-runner": "runner", "kbx-engine": "engine", "kbx-compiler": "compiler to TTIR", "kbx-closed": "zygote",
+}  # fmt: skip
+"""By the name that ``kbx_env.sandbox.zygote`` gives a process."""
+PROGRAMS = "programs of runners"
+"""Role of what runners start: ptxas, mostly."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What the system says of a process.
+
+    Attributes:
+        name: its name, at most 15 characters.
+        parent: id of its parent.
+        own: processor seconds of its threads.
+        programs: processor seconds of the processes that it has started and that have ended.
+        began: when it started, in ticks since the machine did; tells two processes of one id apart.
+    """
+
+    name: str
+    parent: int
+    own: float
+    programs: float
+    began: int
+
+    @classmethod
+    def read(cls, text: str) -> Usage:
+        """Read ``/proc/PID/stat``, as proc(5) describes it."""
+        head, _, rest = text.rpartition(")")
+        fields = rest.split()
+        tick = os.sysconf("SC_CLK_TCK")
+        user, system, of_user, of_system = (int(x) / tick for x in fields[11:15])
+        return cls(head.partition("(")[2], int(fields[1]), user + system, of_user + of_system, int(fields[19]))
+
+
+def usages() -> dict[int, Usage]:
+    """Return the usage of this process and all its descendants, by process id."""
+    every: dict[int, Usage] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                every[int(entry)] = Usage.read(Path(f"/proc/{entry}/stat").read_text())
+    found, wave = dict[int, Usage](), {os.getpid()} & every.keys()
+    while wave:
+        found |= {pid: every[pid] for pid in wave}
+        wave = {pid for pid, usage in every.items() if usage.parent in wave}
+    return found
+
+
+def role_of(pid: int, name: str, command: str) -> str:
+    """Return what a process does.
+
+    Args:
+        pid: its id.
+        name: its name.
+        command: its command line.
+
+    Returns:
+        A value of ``ROLES``, ``parent`` for this process, ``grader`` for workers and the process that forks them, ``zygote``, or
+        ``other``.
+    """
+    if pid == os.getpid():
+        return "parent"
+    if name in ROLES:
+        return ROLES[name]
+    if "kbx_env.sandbox.zygote" in command:
+        return "zygote"
+    return "grader" if "kbx_env.executor.pools" in command else "other"
+
+
+class CpuWatch:
+    """Samples this process and its descendants from ``start`` to ``stop``. Programs that runners start are seen once they end."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[int, int], tuple[float, float]] = {}
+        self._last: dict[tuple[int, int], tuple[str, float, float]] = {}
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin: what was computed before does not count."""
+        self._first = {(pid, u.began): (u.own, u.programs) for pid, u in usages().items()}
+        self._thread = threading.Thread(target=self._watch, name="cpu-watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End. Does nothing before ``start``."""
+        if self._thread is not None:
+            self._over.set()
+            self._thread.join()
+            self._look()
+
+    def _watch(self) -> None:
+        while not self._over.wait(SAMPLE_SECONDS):
+            self._look()
+
+    def _look(self) -> None:
+        found, roles = usages(), dict[int, str]()
+        for pid, usage in found.items():  # parents come first
+            if roles.get(usage.parent) in ("runner", PROGRAMS):
+                roles[pid] = PROGRAMS  # the runner's own entry has its time
+                continue
+            with contextlib.suppress(OSError):
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                roles[pid] = role_of(pid, usage.name, command)
+                self._last[pid, usage.began] = roles[pid], usage.own, usage.programs
+
+    def seconds(self) -> dict[str, float]:
+        """Return the processor seconds of each role, the largest first."""
+        found = defaultdict[str, float](float)
+        for key, (role, own, programs) in self._last.items():
+            own_before, programs_before = self._first.get(key, (0.0, 0.0))
+            found[role] += own - own_before
+            if role == "runner":
+                found[PROGRAMS] += programs - programs_before
+        return {role: round(s, 2) for role, s in sorted(found.items(), key=lambda r: -r[1]) if s > 0}
