@@ -2,9 +2,9 @@
 
     python benchmarks/compile_threads.py OUT.json [--kernels 24] [--most 8]
 
-Each row is 24 specialisations of one softmax, compiled for sm_90 from the source to the cubin: by 1, 2, 4, ... threads of this
-process, with Python's own switch interval (5 ms) and with the one of runners, and by as many forked processes. Threads compete for
-Python's lock while they translate the source and write files; LLVM and ptxas work outside of it.
+Each row is so many specialisations of one softmax, compiled for sm_90 from the source to the cubin: by 1, 2, 4, ... threads of
+this process, with Python's own switch interval (5 ms) and with the one of runners, and by as many forked processes. Threads compete
+for Python's lock while they translate the source and write files; LLVM and ptxas work outside of it.
 """
 
 from __future__ import annotations
@@ -41,12 +41,14 @@ def _softmax(x, y, n, stride, BLOCK: tl.constexpr, KIND: tl.constexpr):
 
 
 SIGNATURE = {"x": "*fp32", "y": "*fp32", "n": "i32", "stride": "i32", "BLOCK": "constexpr", "KIND": "constexpr"}
+SIZES = 8
+"""Different sizes of blocks; so many kernels in a row have all of them."""
 ALIGNED = {(0,): [["tt.divisibility", 16]], (1,): [["tt.divisibility", 16]]}
 
 
 def compile_one(kind: int) -> None:
     """Compile one specialisation, as a runner does."""
-    source = ASTSource(_softmax, SIGNATURE, {(4,): 1 << (5 + kind % 8), (5,): kind}, ALIGNED)
+    source = ASTSource(_softmax, SIGNATURE, {(4,): 1 << (5 + kind % SIZES), (5,): kind}, ALIGNED)
     triton.compile(source, target=TARGETS["sm_90"], options={"num_warps": 4})
 
 
@@ -72,13 +74,16 @@ def measure(kernels: int, most: int) -> Iterator[dict[str, Any]]:
     sys.setswitchinterval(own)
     fork = multiprocessing.get_context("fork")
     for n in counts:
-        parts = [range(first + k, first + kernels, n) for k in range(n)]
+        # Runs of neighbours, so that each process has kernels of all sizes.
+        parts = [range(first + kernels * k // n, first + kernels * (k + 1) // n) for k in range(n)]
         workers = [fork.Process(target=compile_many, args=(part,)) for part in parts]
         began = time.perf_counter()
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
+        if any(worker.exitcode for worker in workers):
+            raise RuntimeError(f"{n} processes: one of them failed")
         yield {"processes": n, "seconds": time.perf_counter() - began}
         first += kernels
 
@@ -90,8 +95,9 @@ def main() -> int:
     parser.add_argument("--kernels", type=int, default=24)
     parser.add_argument("--most", type=int, default=8, help="threads or processes at most (default: 8)")
     a = parser.parse_args()
-    if a.kernels < 1 or a.most < 1:
-        print(f"compile_threads.py: --kernels and --most take 1 or more, not {a.kernels} and {a.most}", file=sys.stderr)
+    if a.kernels < SIZES or a.kernels % SIZES or a.most < 1:
+        print(f"compile_threads.py: --kernels takes a multiple of {SIZES}, and --most 1 or more, not {a.kernels} and {a.most}",
+              file=sys.stderr)  # fmt: skip
         return 2
     with tempfile.TemporaryDirectory() as folder:
         triton.knobs.cache.dir = folder

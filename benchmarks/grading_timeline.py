@@ -1,12 +1,11 @@
 """Record when each step of a grading begins and ends, one grading after the other, with nothing beside it, on a GPU.
 
-    python benchmarks/grading_timeline.py OUT.json [--tasks math/softmax,reduce/sum] [--turns 2] [--seconds 90] [--alternate]
+    python benchmarks/grading_timeline.py OUT.json [--tasks math/softmax,reduce/sum] [--turns 2] [--seconds 90]
     python benchmarks/grading_timeline.py --show OUT.json --task math/softmax [--least 0.02]
 
 One ``Grader`` grades the expert of each task several times with timing in training precision; a first grading of each task, which
-loads torch's kernels, is not recorded. With ``--alternate`` every other grading compiles its timed kernels when it times them, and
-not beside the proof. OUT has the steps of every grading: name, thread, begin and end in seconds. ``--show`` prints those of the
-last grading of a task that take at least so many seconds.
+loads torch's kernels, is not recorded. OUT has the steps of every grading: name, thread, begin and end in seconds. ``--show``
+prints those of the last grading of a task that take at least so many seconds.
 
 Workers of a pool have glibc keep freed memory; to compare with them, set the variables of ``ALLOCATOR`` in
 ``kbx_env/grading/runtime/zygote_process.py``.
@@ -82,14 +81,13 @@ def watch(steps: list[Step]) -> None:
     add(contestants.RunnerContestant, "rule", "timing: judge a result")
 
 
-def record(tasks: Sequence[str], turns: int, seconds: float, alternate: bool) -> list[dict[str, Any]]:
+def record(tasks: Sequence[str], turns: int, seconds: float) -> list[dict[str, Any]]:
     """Grade, print and return a row for each recorded grading.
 
     Args:
         tasks: their experts are graded.
-        turns: recorded gradings of each, of each kind.
+        turns: recorded gradings of each.
         seconds: after which no grading begins.
-        alternate: see the module.
 
     Returns:
         One row for each recorded grading, with its steps.
@@ -100,7 +98,7 @@ def record(tasks: Sequence[str], turns: int, seconds: float, alternate: bool) ->
     steps: list[Step] = []
     watch(steps)
     rows: list[dict[str, Any]] = []
-    began, real = time.monotonic(), task_timing.begin_compiling
+    began = time.monotonic()
     options: dict[str, Any] = {"backend": "cuda", "targets": (), "timing": True, "precision": "training"}
     with Grader() as grader:
         for task in tasks:
@@ -108,21 +106,19 @@ def record(tasks: Sequence[str], turns: int, seconds: float, alternate: bool) ->
             if source is None:
                 raise UsageError(f"no expert for {task}; --tasks takes names such as activation/relu")
             grader.grade(task, source, **options)
-            for beside in (False, True) * turns if alternate else (True,) * turns:
+            for _ in range(turns):
                 if time.monotonic() - began > seconds:
                     return rows
                 time.sleep(0.5)  # the runner of this grading gets ready
-                task_timing.begin_compiling = real if beside else lambda *_: None
                 steps.clear()
                 start = time.perf_counter()
                 outcome = grader.grade(task, source, **options)
                 took = time.perf_counter() - start
                 found = [(n, thread, round(b - start, 4), round(e - start, 4)) for n, thread, b, e in sorted(steps, key=_begin)]
-                rows.append({"task": task, "beside": beside, "verdict": str(outcome.verdict), "took": round(took, 4),
+                rows.append({"task": task, "verdict": str(outcome.verdict), "took": round(took, 4),
                              "seconds": dict(outcome.seconds), "steps": found})  # fmt: skip
                 stages = ", ".join(f"{k} {v:.2f}" for k, v in outcome.seconds.items() if v >= 0.05)
-                where = "beside the proof" if beside else "when they are timed"
-                print(f"{task} ({outcome.verdict}), timed kernels compiled {where}: {took:.2f} s: {stages}", flush=True)
+                print(f"{task} ({outcome.verdict}): {took:.2f} s: {stages}", flush=True)
     return rows
 
 
@@ -148,7 +144,6 @@ def main() -> int:
     parser.add_argument("--tasks", default=",".join(TASKS))
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=90.0, help="after which no grading begins (default: 90)")
-    parser.add_argument("--alternate", action="store_true")
     parser.add_argument("--show", type=Path, metavar="OUT.json")
     parser.add_argument("--task", default="math/softmax")
     parser.add_argument("--least", type=float, default=0.02, help="seconds of the shortest step that is shown (default: 0.02)")
@@ -161,7 +156,7 @@ def main() -> int:
             raise UsageError("which file gets the result? Name it: grading_timeline.py OUT.json")
         if resolve_backend("auto") != "cuda":
             raise UsageError("the gradings need a GPU, and torch finds none here")
-        rows = record(a.tasks.split(","), a.turns, a.seconds, a.alternate)
+        rows = record(a.tasks.split(","), a.turns, a.seconds)
     except UsageError as e:
         print(f"grading_timeline.py: {e}", file=sys.stderr)
         return 2

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-SAMPLE_SECONDS = 0.1
-"""Between two looks. What a process computes after the last look at it is not seen."""
+SAMPLE_SECONDS = 0.25
+"""Between two looks, each of which takes milliseconds. What a process computes after the last look at it is not seen."""
 ROLES = {
     "kbx-runner": "runner", "kbx-engine": "engine", "kbx-compiler": "compiler to TTIR", "kbx-closed": "zygote",
 }  # fmt: skip
@@ -48,12 +49,13 @@ class Usage:
 
 
 def usages() -> dict[int, Usage]:
-    """Return the usage of this process and all its descendants, by process id."""
+    """Return the usage of this process and all its descendants, by process id; empty where the system does not tell."""
     every: dict[int, Usage] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                every[int(entry)] = Usage.read(Path(f"/proc/{entry}/stat").read_text())
+    with contextlib.suppress(OSError):  # a system without /proc
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                with contextlib.suppress(OSError, ValueError, IndexError):
+                    every[int(entry)] = Usage.read(Path(f"/proc/{entry}/stat").read_text())
     found, wave = dict[int, Usage](), {os.getpid()} & every.keys()
     while wave:
         found |= {pid: every[pid] for pid in wave}
@@ -83,9 +85,14 @@ def role_of(pid: int, name: str, command: str) -> str:
 
 
 class CpuWatch:
-    """Samples this process and its descendants from ``start`` to ``stop``. Programs that runners start are seen once they end."""
+    """Samples this process and its descendants, once, from ``start`` to ``stop``. Programs of runners are seen once they end.
+
+    Attributes:
+        own_seconds: processor seconds of the sampling itself, after ``stop``; they count for ``parent``.
+    """
 
     def __init__(self) -> None:
+        self.own_seconds = 0.0
         self._first: dict[tuple[int, int], tuple[float, float]] = {}
         self._last: dict[tuple[int, int], tuple[str, float, float]] = {}
         self._over = threading.Event()
@@ -107,6 +114,7 @@ class CpuWatch:
     def _watch(self) -> None:
         while not self._over.wait(SAMPLE_SECONDS):
             self._look()
+        self.own_seconds = time.thread_time()
 
     def _look(self) -> None:
         found, roles = usages(), dict[int, str]()
@@ -115,8 +123,8 @@ class CpuWatch:
                 roles[pid] = PROGRAMS  # the runner's own entry has its time
                 continue
             with contextlib.suppress(OSError):
-                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                roles[pid] = role_of(pid, usage.name, command)
+                line = b"" if usage.name in ROLES else Path(f"/proc/{pid}/cmdline").read_bytes()
+                roles[pid] = role_of(pid, usage.name, line.replace(b"\0", b" ").decode(errors="replace"))
                 self._last[pid, usage.began] = roles[pid], usage.own, usage.programs
 
     def seconds(self) -> dict[str, float]:

@@ -124,6 +124,7 @@ def measure(
         cores_after = meters.core_seconds() if cores_before is not None else None
         watch.stop()
         cpu_watch.stop()
+        used = used - cpu_watch.own_seconds if used is not None else None
         after = _memory(watch)
     if failed:
         raise failed[0]

@@ -71,7 +71,6 @@ class GradingContext:
         gate: why the published gate refuses the source, in the paper's check; empty if it does not.
         drawn: by the number of a derived case, the arguments of its first call and what is known about them, until it is judged.
         speculative: the work of the compile stage, if it was done while the CPU tier proved the source (CUDA).
-        lost_in_timing: whether the submission's process ended when timed calls were compiled there: it has to start again.
     """
 
     task: Task
@@ -92,7 +91,6 @@ class GradingContext:
     gate: str = ""
     drawn: dict[int, tuple[dict[str, Any], judges.Known]] = field(default_factory=dict)
     speculative: SpeculativeCompile | None = None
-    lost_in_timing: bool = False
     _abandoned: Future[None] = field(default_factory=Future)
     _session: RunnerSession | None = None
 
@@ -222,11 +220,6 @@ class GradingContext:
         if self._session is not None:
             with self._session:
                 self.start_spare_runner()
-
-    def close_session(self) -> None:
-        """End the session, to open another one."""
-        self.close()
-        self._session = None
 
     @property
     def gpu(self) -> GpuHold:

@@ -75,9 +75,7 @@ class Compile:
         context.stage = Stage.COMPILE
         if context.speculative is not None:  # done while the CPU tier proved the source
             context.speculative.finish()
-            if not context.lost_in_timing:
-                return None
-            context.close_session()  # what its checked calls show decides how the grading ends
+            return None
         self.compile(context)
         return None
 
@@ -100,7 +98,7 @@ class Compile:
 
 
 def begin_on_gpu(context: GradingContext) -> None:
-    """Load the submission on the GPU, and begin to compile what its checked and timed calls launch; nothing is launched.
+    """Load the submission on the GPU, and begin to compile what its calls launch; nothing is launched.
 
     Args:
         context: of this grading.
@@ -110,16 +108,7 @@ def begin_on_gpu(context: GradingContext) -> None:
         SandboxError: the machine is to blame.
     """
     Compile.compile(context)
-    session = context.session
-    if context.options.timed:
-        from kbx_env.grading.timing import task_timing
-
-        # Their kernels are the largest, which take the longest to compile.
-        task_timing.begin_compiling(context.task, session, context.options.sizes)
-        if session.is_lost:
-            context.lost_in_timing = True
-            return
-    session.begin_calls(context.cases, needed_calls(context))
+    context.session.begin_calls(context.cases, needed_calls(context))
 
 
 def needed_calls(context: GradingContext) -> list[int]:

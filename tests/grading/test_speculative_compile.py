@@ -20,7 +20,6 @@ from kbx_env.grading.record import OutcomeBuilder
 from kbx_env.grading.runtime.processes import SandboxProcesses
 from kbx_env.grading.runtime.session import RunnerSession
 from kbx_env.grading.runtime.untrusted import GradingAborted
-from kbx_env.grading.timing import task_timing
 from kbx_env.options import GradeOptions
 from kbx_env.outcome import Stage, Verdict
 from kbx_env.spec.catalog import load_task
@@ -162,56 +161,6 @@ def test_the_work_beside_the_proof_waits_for_its_runner(context: GradingContext,
     _proves(monkeypatch, Verdict.CORRECT, proved)
     assert pipeline.ProveOnCpu().run(context) is None
     assert isinstance(context._session, _Opened) and context.speculative is not None
-
-
-class _Talk:
-    """Stands in for a session that is asked to compile."""
-
-    backend, begun, is_lost = "cuda", False, False
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    def begin_calls(self, cases: Any, needed: Any) -> None:
-        self.asked.append("checked")
-
-    def __enter__(self) -> _Talk:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.asked.append("closed")
-
-
-def test_timed_calls_are_compiled_beside_the_proof_before_the_checked_ones(
-    context: GradingContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The largest kernel of a matrix product is one of a timed case, and takes as long as the proof."""
-    talk = _Talk()
-    monkeypatch.setattr(stages.Compile, "compile", staticmethod(lambda of: setattr(of, "_session", talk)))
-    monkeypatch.setattr(task_timing, "begin_compiling", lambda task, session, sizes: session.asked.append(f"timed {sizes}"))
-    stages.begin_on_gpu(context)
-    assert talk.asked == ["timed published", "checked"]
-    context.options = replace(context.options, timing=False)
-    stages.begin_on_gpu(context)
-    assert talk.asked[2:] == ["checked"]
-
-
-def test_who_ends_while_timed_calls_are_compiled_starts_again_after_the_proof(
-    context: GradingContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its checked calls may be right and are paid in part, whether cores were idle or not."""
-    talks: list[_Talk] = []
-
-    def compiled(of: GradingContext) -> None:
-        talks.append(_Talk())
-        of._session = talks[-1]  # type: ignore[assignment]
-
-    monkeypatch.setattr(stages.Compile, "compile", staticmethod(compiled))
-    monkeypatch.setattr(task_timing, "begin_compiling", lambda task, session, sizes: setattr(session, "is_lost", True))
-    _proves(monkeypatch, Verdict.CORRECT)
-    assert pipeline.ProveOnCpu().run(context) is None and len(talks) == 1
-    assert stages.Compile().run(context) is None
-    assert talks[0].asked == ["closed"] and context._session is talks[1] and not talks[1].asked
 
 
 @pytest.mark.parametrize(

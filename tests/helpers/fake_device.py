@@ -169,7 +169,7 @@ class FakeTalk:
         self.mailbox = IpcReceiver(device, mail_bytes) if mail_bytes else None
         self.runner = SimpleNamespace(pid=1, mail=bool(mail_bytes))
         self.gpu = GpuHold(None)
-        self._talk, self.timed_begun = RunnerSession, False
+        self._talk = RunnerSession
         me: Any = SimpleNamespace(
             stopwatch=Stopwatch("cpu", device, guards=True), interceptor=SimpleNamespace(), device="cpu",
             module={task.entry: entry}, log=SimpleNamespace(), submission=nullcontext,

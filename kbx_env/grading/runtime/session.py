@@ -149,7 +149,6 @@ class RunnerSession:
         sent: arguments of the last call, with ``out``.
         drawn: by number of the case, arguments of its first call that were drawn before.
         case_bytes: bytes of all inputs that the runner gets of the case that is timed; it allocates them in one piece.
-        timed_begun: whether the runner has begun to compile what timed calls launch.
 
     Raises:
         SandboxError: no process can be started.
@@ -185,8 +184,7 @@ class RunnerSession:
         self.sent: dict[str, Any] = {}
         self.drawn: dict[int, dict[str, Any]] = {}
         self.case_bytes = 0
-        self._started = self._abandoned = self.timed_begun = False
-        self._timed_seconds = 0.0
+        self._started = self._abandoned = False
         self._begun: tuple[list[list[DrawnCall]], list[Exception]] | None = None
         self._bases: dict[str, Any] = {}
         self._served = self._log_number = self._repeats = 0
@@ -200,11 +198,6 @@ class RunnerSession:
             self.engine.close()
         if self.compiler is not None:
             self.compiler.close()
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the runner has ended, or does not reply any more."""
-        return self._ended is not None
 
     def abandon(self) -> None:
         """Kill the runner: a command that another thread waits for fails, and so does every later one."""
@@ -508,23 +501,10 @@ class RunnerSession:
             header = drawn.header | {"mode": "ablate", "discard": True, "seconds": max(0.1, self.budget.left), "ahead": True}
             self._ablated(header, drawn.blobs)
 
-    def begin_timed(self, seconds: float) -> None:
-        """Note that the runner also compiles what timed calls launch.
-
-        Args:
-            seconds: what compilers may take for it, beside their time for what the checked calls launch.
-        """
-        self.timed_begun, self._timed_seconds = True, seconds
-
     def finish_compiling(self) -> None:
         """Wait until the runner has compiled what it has begun to compile (CUDA). It does not take the GPU lock."""
-        timed, self._timed_seconds = self._timed_seconds, 0.0
         with survived():
-            if timed:  # how much of the wait is for checked calls is not known, so none of it is charged
-                with self.budget.free():
-                    self.ask({"op": "finish"}, extra=self.budget.compile_left + timed, idle=True)
-            else:
-                self._ablated({"op": "finish"}, [])
+            self._ablated({"op": "finish"}, [])
 
     def _ablated(self, header: dict[str, Any], blobs: list[bytes]) -> Any:
         """Make a call without launches: most of its time is compiling."""

@@ -58,9 +58,7 @@ class TimeBudget:
 
     @contextlib.contextmanager
     def free(self) -> Iterator[None]:
-        """Charge the submission nothing for the block: the grader asked for it, as for ahead-of-time builds."""
+        """Charge the submission nothing for the block, such as ahead-of-time builds that the grader asks for."""
         left = self.left
-        try:
-            yield
-        finally:
-            self.left = left
+        yield
+        self.left = left

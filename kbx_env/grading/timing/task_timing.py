@@ -10,14 +10,12 @@ from functools import partial
 
 import torch
 
-from kbx_env.errors import SandboxError
 from kbx_env.grading import compulsory_work, gpu_turns, inputs, reference
 from kbx_env.grading.runtime.session import RunnerSession
-from kbx_env.grading.runtime.untrusted import GradingAborted
 from kbx_env.grading.sizes import timed
 from kbx_env.grading.timing import input_windows
 from kbx_env.grading.timing.case_work import CaseWork
-from kbx_env.grading.timing.contestants import PREPARE_SECONDS, RunnerContestant
+from kbx_env.grading.timing.contestants import RunnerContestant
 from kbx_env.grading.timing.input_windows import InputWindows
 from kbx_env.grading.timing.measuring import Measured, Measuring, device_telemetry
 from kbx_env.grading.timing.precision import BY_NAME
@@ -73,10 +71,16 @@ def time_task(
     Raises:
         GradingAborted: a timed call was wrong or failed, or the claimed times cannot be true.
     """
-    cases, needed, order = _largest_first(task, sizes)
-    # The choice of cases must not depend on the other processes on the GPU; the memory that can be reserved does.
     memory = torch.cuda.get_device_properties(0).total_memory
+    cases = compulsory_work.fitting(task, memory, timed(task, sizes))
+    # The choice of cases must not depend on the other processes on the GPU; the memory that can be reserved does.
     memory = reservable(memory, device_telemetry().memory_of_others(session.gpu.living()), len(session.gpu.living()))
+    # A task without inputs counts by its results.
+    declared = [int(compulsory_work.declared_bytes(task, c) or 0) for c in cases]
+    needed = [max(compulsory_work.input_bytes(task, c), d) for c, d in zip(cases, declared, strict=True)]
+    # The largest first: the others use the memory again that it has asked the driver for.
+    order = sorted(range(len(cases)), key=lambda k: -needed[k])
+    cases, needed = tuple(cases[k] for k in order), [needed[k] for k in order]
     largest = needed[0]
     candidates = [RunnerContestant(session, case) for case in cases]
 
@@ -87,10 +91,9 @@ def time_task(
 
     # All cases are compiled before the GPU is held alone. A kernel is compiled for shapes and strides, so the runner
     # gets no values, and the GPU is not used. Compilers need no inputs, and take their time while work is counted and drawn.
-    if not session.timed_begun:
-        for candidate in candidates:
-            with_memory(session, 0.0, partial(_compile, candidate))
-        candidates[-1].release(ahead=True)
+    for candidate in candidates:
+        with_memory(session, 0.0, partial(_compile, candidate))
+    candidates[-1].release(ahead=True)
     _load_reference(task, session)
 
     reserve = Reservations(session, memory)
@@ -138,47 +141,6 @@ def time_task(
         rows += judged
     places = [order.index(k) for k in range(len(cases))]
     return _summary([measured[k] for k in places], [rows[k] for k in places], measuring, precision)
-
-
-def begin_compiling(task: Task, session: RunnerSession, sizes: str) -> None:
-    """Begin to compile what the timed calls launch, before the submission is known to be right; ``time_task`` goes on.
-
-    Nothing is launched. An error is not told: ``time_task`` meets it again where it belongs. Where the submission's process has
-    ended, the session has to be opened again.
-
-    Args:
-        task: the task.
-        session: with the loaded submission.
-        sizes: as for ``time_task``.
-    """
-    cases, _, _ = _largest_first(task, sizes)
-    candidates = [RunnerContestant(session, case) for case in cases]
-    with contextlib.suppress(GradingAborted, SandboxError, RuntimeError), session.budget.free():
-        try:
-            for candidate in candidates:
-                _compile(candidate)
-        finally:
-            candidates[-1].release(ahead=True)
-        session.begin_timed(PREPARE_SECONDS * len(cases))
-
-
-def _largest_first(task: Task, sizes: str) -> tuple[tuple[Case, ...], list[int], list[int]]:
-    """Choose the timed cases that fit into the device's memory.
-
-    Args:
-        task: the task.
-        sizes: as for ``time_task``.
-
-    Returns:
-        The cases, the largest first: the others use the memory again that it has asked the driver for. The bytes of the inputs of
-        each. The places that they have in the declared order.
-    """
-    cases = compulsory_work.fitting(task, torch.cuda.get_device_properties(0).total_memory, timed(task, sizes))
-    # A task without inputs counts by its results.
-    declared = [int(compulsory_work.declared_bytes(task, c) or 0) for c in cases]
-    needed = [max(compulsory_work.input_bytes(task, c), d) for c, d in zip(cases, declared, strict=True)]
-    order = sorted(range(len(cases)), key=lambda k: -needed[k])
-    return tuple(cases[k] for k in order), [needed[k] for k in order], order
 
 
 def _drawn_early(

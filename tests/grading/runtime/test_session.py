@@ -160,19 +160,6 @@ def test_compilers_have_seconds_of_their_own(slow: Callable[[float], RunnerSessi
     assert mine.budget.left == pytest.approx(10.0), "and then the submission's"
 
 
-def test_compilers_of_timed_calls_take_nothing_from_the_checked_ones(slow: Callable[[float], RunnerSession]) -> None:
-    mine = slow(70.0)
-    mine.begin_timed(120.0)
-    mine.finish_compiling()
-    assert mine.budget.left == 30.0 and mine.budget.compile_spent == 0.0
-    mine.finish_compiling()
-    assert mine.budget.left == pytest.approx(20.0), "nothing timed is compiled any more"
-    mine = slow(250.0)
-    mine.begin_timed(120.0)
-    with pytest.raises(GradingAborted, match="within 30 s"):
-        mine.finish_compiling()
-
-
 def test_who_was_late_is_not_asked_again(slow: Callable[[float], RunnerSession]) -> None:
     """The answer to the last question came as the answer to the next: a timeout was told as an unreadable result."""
     mine = slow(70.0)
