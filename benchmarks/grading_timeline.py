@@ -128,7 +128,10 @@ def _begin(step: Step) -> float:
 
 def show(file: Path, task: str, least: float) -> None:
     """Print the steps of the last grading of a task."""
-    rows = [r for r in json.loads(file.read_text())["rows"] if r["task"] == task]
+    try:
+        rows = [r for r in json.loads(file.read_text())["rows"] if r["task"] == task]
+    except (OSError, ValueError, LookupError, TypeError) as e:
+        raise UsageError(f"{file} is no file that grading_timeline.py has written ({type(e).__name__})") from None
     if not rows:
         raise UsageError(f"{file} has no grading of {task}")
     print(f"{task}: {rows[-1]['took']} s\n   begin      end     took  thread")

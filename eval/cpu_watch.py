@@ -10,8 +10,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-SAMPLE_SECONDS = 0.25
-"""Between two looks, each of which takes milliseconds. What a process computes after the last look at it is not seen."""
+SAMPLE_SECONDS = 0.1
+"""Between two looks, each of which takes milliseconds. What a process computes after the last look at it is not seen, and many
+live for less than a second."""
 ROLES = {
     "kbx-runner": "runner", "kbx-engine": "engine", "kbx-compiler": "compiler to TTIR", "kbx-closed": "zygote",
 }  # fmt: skip
@@ -109,7 +110,9 @@ class CpuWatch:
         if self._thread is not None:
             self._over.set()
             self._thread.join()
+            began = time.thread_time()
             self._look()
+            self.own_seconds += time.thread_time() - began
 
     def _watch(self) -> None:
         while not self._over.wait(SAMPLE_SECONDS):
@@ -127,12 +130,18 @@ class CpuWatch:
                 roles[pid] = role_of(pid, usage.name, line.replace(b"\0", b" ").decode(errors="replace"))
                 self._last[pid, usage.began] = roles[pid], usage.own, usage.programs
 
-    def seconds(self) -> dict[str, float]:
-        """Return the processor seconds of each role, the largest first."""
+    def seconds(self, of: float | None = None) -> dict[str, float]:
+        """Return the processor seconds of each role, the largest first.
+
+        Args:
+            of: those of the cores on which the processes ran; what no role has of them is ``not seen``.
+        """
         found = defaultdict[str, float](float)
         for key, (role, own, programs) in self._last.items():
             own_before, programs_before = self._first.get(key, (0.0, 0.0))
             found[role] += own - own_before
             if role == "runner":
                 found[PROGRAMS] += programs - programs_before
+        if of is not None:
+            found["not seen"] = of - sum(found.values())
         return {role: round(s, 2) for role, s in sorted(found.items(), key=lambda r: -r[1]) if s > 0}

@@ -5,13 +5,15 @@
     python eval/throughput.py --simulate RESULT.json [--gpus 1,2,4,8] [--workers-per-gpu W] [--cores-per-gpu C]
     python eval/throughput.py --check REAL.json... [--simulate RESULT.json]
 
-Rows of a workload are ``{"task", "predict"}`` (a model's answer) or ``{"task", "source"}``. Without files, the workload
-is our experts, the zoo's honest kernels and the recorded samples. Every request has inputs of its own, fixed by
-``--seed`` and its number. ``--gpus 0`` is the CPU backend. Overhead is the share of the workers' time (wall x workers)
-that is neither compilation nor device time (correct, evidence and time stages). ``--simulate`` replays the recorded
-stage times over clusters of other sizes. ``--check`` compares simulated with measured rates, with the run's own times
-or those of ``--simulate``, and runs with each other: with ``--each R``, R GPUs together grade R times the kernels that
-one GPU grades without it, in the same order.
+Rows of a workload are ``{"task", "predict"}`` (a model's answer) or ``{"task", "source"}``. Without files, the
+workload is our experts, the zoo's honest kernels and the recorded samples. Every request has inputs of its own, fixed
+by ``--seed`` and its number. ``--gpus 0`` is the CPU backend. Overhead is the share of the workers' time (wall x
+workers) that is neither compilation nor device time (correct, evidence and time stages). ``--simulate`` replays the
+recorded stage times over clusters of other sizes. Processor seconds are told by what a process does; ``not seen`` is
+what short-lived processes computed after the last look at them, and what other processes of the machine did.
+``--check`` compares simulated with measured rates, with the run's own times or those of ``--simulate``, and runs with
+each other: with ``--each R``, R GPUs together grade R times the kernels that one GPU grades without it, in the same
+order.
 """
 
 from __future__ import annotations
@@ -120,11 +122,10 @@ def measure(
             interrupted = True
         over.set()
         stop = time.perf_counter()
-        used = time.process_time() - cpu if cpu is not None else None
+        cpu_watch.stop()
+        used = time.process_time() - cpu - cpu_watch.own_seconds if cpu is not None else None
         cores_after = meters.core_seconds() if cores_before is not None else None
         watch.stop()
-        cpu_watch.stop()
-        used = used - cpu_watch.own_seconds if used is not None else None
         after = _memory(watch)
     if failed:
         raise failed[0]
@@ -133,11 +134,12 @@ def measure(
         r["gpu"] = r["gpu"] if watch.busy() else None
     # Until the last verdict, without closing the bar and the executor.
     wall = stop - start if interrupted else max((r["end"] for r in rows), default=0.0)
+    cores = cores_after - (cores_before or 0.0) if cores_after is not None else None
     return meters.summary(rows, wall, pools.width) | {
         "interrupted": interrupted, "asked": len(pieces), "gpu_busy": watch.busy() or None,
         "dispatch_ms": 1000 * used / len(rows) if used is not None and rows else None,
-        "cores_busy": (cores_after - (cores_before or 0)) / (stop - start) if cores_after is not None else None,
-        "cpu_seconds": cpu_watch.seconds(), "memory": {"start": before, "end": after}, "requests": rows,
+        "cores_busy": cores / (stop - start) if cores is not None else None,
+        "cpu_seconds": cpu_watch.seconds(cores), "memory": {"start": before, "end": after}, "requests": rows,
     }  # fmt: skip
 
 

@@ -44,6 +44,14 @@ def test_seconds_are_those_of_the_role() -> None:
     assert list(found) == sorted(found, key=lambda role: -found[role])
 
 
+def test_what_no_look_has_seen_is_told() -> None:
+    watch = CpuWatch()
+    watch.start()
+    watch.stop()
+    assert watch.seconds(100.0)["not seen"] > 99 and watch.own_seconds > 0
+    assert "not seen" not in watch.seconds(-1.0)
+
+
 def test_what_a_runner_starts_counts_once_and_by_itself() -> None:
     found = _computed("kbx-runner", "0.5", "0.3")
     assert 0.25 <= found["runner"] <= 0.7 and 0.75 <= found[PROGRAMS] <= 1.3
