@@ -10,6 +10,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+from kbx_env.eval.soak import below
+
 SAMPLE_SECONDS = 0.1
 """Between two looks, each of which takes milliseconds. What a process computes after the last look at it is not seen, and many
 live for less than a second."""
@@ -41,7 +43,14 @@ class Usage:
 
     @classmethod
     def read(cls, text: str) -> Usage:
-        """Read ``/proc/PID/stat``, as proc(5) describes it."""
+        """Read a process's usage.
+
+        Args:
+            text: of ``/proc/PID/stat``, as proc(5) describes it.
+
+        Returns:
+            The usage.
+        """
         head, _, rest = text.rpartition(")")
         fields = rest.split()
         tick = os.sysconf("SC_CLK_TCK")
@@ -50,17 +59,12 @@ class Usage:
 
 
 def usages() -> dict[int, Usage]:
-    """Return the usage of this process and all its descendants, by process id; empty where the system does not tell."""
-    every: dict[int, Usage] = {}
-    with contextlib.suppress(OSError):  # a system without /proc
-        for entry in os.listdir("/proc"):
-            if entry.isdigit():
-                with contextlib.suppress(OSError, ValueError, IndexError):
-                    every[int(entry)] = Usage.read(Path(f"/proc/{entry}/stat").read_text())
-    found, wave = dict[int, Usage](), {os.getpid()} & every.keys()
-    while wave:
-        found |= {pid: every[pid] for pid in wave}
-        wave = {pid for pid, usage in every.items() if usage.parent in wave}
+    """Return the usage of this process and all its descendants, by process id, parents first; empty without ``/proc``."""
+    found: dict[int, Usage] = {}
+    with contextlib.suppress(FileNotFoundError):
+        for pid in below(os.getpid()):
+            with contextlib.suppress(OSError):  # it has ended
+                found[pid] = Usage.read(Path(f"/proc/{pid}/stat").read_text())
     return found
 
 
@@ -135,6 +139,9 @@ class CpuWatch:
 
         Args:
             of: those of the cores on which the processes ran; what no role has of them is ``not seen``.
+
+        Returns:
+            By role, those of ``role_of`` and ``PROGRAMS``: seconds, without roles that have none.
         """
         found = defaultdict[str, float](float)
         for key, (role, own, programs) in self._last.items():
