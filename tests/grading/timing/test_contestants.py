@@ -74,8 +74,9 @@ def test_graphs_hold_a_number_of_calls_that_nobody_knows(monkeypatch) -> None:
     assert len(small) > 5 and min(small) >= contestants.GRAPH_CALLS[0] and max(small) <= contestants.GRAPH_CALLS[1]
     assert {side.capture(1 << 30) for _ in range(9)} == {contestants.SLOTS}, "what fits into memory"
     assert {side.capture(1 << 10, 90_000.0) for _ in range(9)} == {contestants.SLOTS}, "what takes no second of everybody's time"
-    assert max(side.capture(1 << 10, 2_000.0) for _ in range(60)) == 15
-    assert max(side.capture(1 << 10, 2_000.0, TRAINING.graph_us) for _ in range(60)) == 7
+    # The most of nine numbers is missing among 300 draws with a chance of 5e-16; among 60 draws, once in 1200 runs.
+    assert max(side.capture(1 << 10, 2_000.0) for _ in range(300)) == 15
+    assert max(side.capture(1 << 10, 2_000.0, TRAINING.graph_us) for _ in range(300)) == 7
 
 
 def test_solvers_of_small_matrices_are_judged_on_the_host_and_large_results_never() -> None:
