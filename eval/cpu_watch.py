@@ -31,6 +31,8 @@ class Usage:
         name: its name, at most 15 characters.
         parent: id of its parent.
         own: processor seconds of its threads.
+        system: of these, seconds in the system: page faults, forks, drivers.
+        faults: pages that the system gave it or copied for it, without reading a disk.
         programs: processor seconds of the processes that it has started and that have ended.
         began: when it started, in ticks since the machine did; tells two processes of one id apart.
     """
@@ -38,6 +40,8 @@ class Usage:
     name: str
     parent: int
     own: float
+    system: float
+    faults: int
     programs: float
     began: int
 
@@ -55,7 +59,8 @@ class Usage:
         fields = rest.split()
         tick = os.sysconf("SC_CLK_TCK")
         user, system, of_user, of_system = (int(x) / tick for x in fields[11:15])
-        return cls(head.partition("(")[2], int(fields[1]), user + system, of_user + of_system, int(fields[19]))
+        name, parent, faults, began = head.partition("(")[2], int(fields[1]), int(fields[7]), int(fields[19])
+        return cls(name, parent, user + system, system, faults, of_user + of_system, began)
 
 
 def usages() -> dict[int, Usage]:
@@ -98,14 +103,14 @@ class CpuWatch:
 
     def __init__(self) -> None:
         self.own_seconds = 0.0
-        self._first: dict[tuple[int, int], tuple[float, float]] = {}
-        self._last: dict[tuple[int, int], tuple[str, float, float]] = {}
+        self._first: dict[tuple[int, int], Usage] = {}
+        self._last: dict[tuple[int, int], tuple[str, Usage]] = {}
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin: what was computed before does not count."""
-        self._first = {(pid, u.began): (u.own, u.programs) for pid, u in usages().items()}
+        self._first = {(pid, u.began): u for pid, u in usages().items()}
         self._thread = threading.Thread(target=self._watch, name="cpu-watch", daemon=True)
         self._thread.start()
 
@@ -132,7 +137,7 @@ class CpuWatch:
             with contextlib.suppress(OSError):
                 line = b"" if usage.name in ROLES else Path(f"/proc/{pid}/cmdline").read_bytes()
                 roles[pid] = role_of(pid, usage.name, line.replace(b"\0", b" ").decode(errors="replace"))
-                self._last[pid, usage.began] = roles[pid], usage.own, usage.programs
+                self._last[pid, usage.began] = roles[pid], usage
 
     def seconds(self, of: float | None = None) -> dict[str, float]:
         """Return the processor seconds of each role, the largest first.
@@ -143,12 +148,28 @@ class CpuWatch:
         Returns:
             By role, those of ``role_of`` and ``PROGRAMS``: seconds, without roles that have none.
         """
-        found = defaultdict[str, float](float)
-        for key, (role, own, programs) in self._last.items():
-            own_before, programs_before = self._first.get(key, (0.0, 0.0))
-            found[role] += own - own_before
+        found = self._sums("own")
+        for key, (role, usage) in self._last.items():
             if role == "runner":
-                found[PROGRAMS] += programs - programs_before
+                found[PROGRAMS] += usage.programs - (self._first[key].programs if key in self._first else 0.0)
         if of is not None:
             found["not seen"] = of - sum(found.values())
-        return {role: round(s, 2) for role, s in sorted(found.items(), key=lambda r: -r[1]) if s > 0}
+        return _largest_first(found)
+
+    def system_seconds(self) -> dict[str, float]:
+        """Return which part of ``seconds`` each role has spent in the system, programs of runners left out."""
+        return _largest_first(self._sums("system"))
+
+    def page_faults(self) -> dict[str, float]:
+        """Return the pages that the system gave or copied for each role, programs of runners left out."""
+        return _largest_first(self._sums("faults"))
+
+    def _sums(self, what: str) -> dict[str, float]:
+        found = defaultdict[str, float](float)
+        for key, (role, usage) in self._last.items():
+            found[role] += getattr(usage, what) - (getattr(self._first[key], what) if key in self._first else 0)
+        return found
+
+
+def _largest_first(sums: dict[str, float]) -> dict[str, float]:
+    return {role: round(s, 2) for role, s in sorted(sums.items(), key=lambda r: -r[1]) if s > 0}

@@ -290,6 +290,12 @@ def tell(result: Mapping[str, Any], console: Console) -> None:
         "CPU seconds a kernel": ", ".join(
             f"{role} {s / r['kernels']:.2f}" for role, s in r.get("cpu_seconds", {}).items() if r["kernels"]
         ) or "unknown",
+        "of it in the system": ", ".join(
+            f"{role} {s / r['kernels']:.2f}" for role, s in r.get("cpu_system_seconds", {}).items() if r["kernels"]
+        ) or "unknown",
+        "page faults a kernel": ", ".join(
+            f"{role} {n / r['kernels']:,.0f}" for role, n in r.get("page_faults", {}).items() if r["kernels"]
+        ) or "unknown",
         "dispatch": f"{shown(r['dispatch_ms'])} ms of the parent's CPU for a request",
     }  # fmt: skip
     for when, m in memory.items():

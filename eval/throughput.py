@@ -139,7 +139,8 @@ def measure(
         "interrupted": interrupted, "asked": len(pieces), "gpu_busy": watch.busy() or None,
         "dispatch_ms": 1000 * used / len(rows) if used is not None and rows else None,
         "cores_busy": cores / (stop - start) if cores is not None else None,
-        "cpu_seconds": cpu_watch.seconds(cores), "memory": {"start": before, "end": after}, "requests": rows,
+        "cpu_seconds": cpu_watch.seconds(cores), "cpu_system_seconds": cpu_watch.system_seconds(),
+        "page_faults": cpu_watch.page_faults(), "memory": {"start": before, "end": after}, "requests": rows,
     }  # fmt: skip
 
 

@@ -26,8 +26,8 @@ sys.stdin.read()
 """
 
 
-def _computed(name: str, *programs: str) -> dict[str, float]:
-    watch = CpuWatch()
+def _computed(name: str, *programs: str, watch: CpuWatch | None = None) -> dict[str, float]:
+    watch = watch or CpuWatch()
     watch.start()
     command = [sys.executable, "-S", "-c", BUSY, name, *programs]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
@@ -42,6 +42,13 @@ def test_seconds_are_those_of_the_role() -> None:
     found = _computed("kbx-engine")
     assert 0.25 <= found["engine"] <= 1.0
     assert list(found) == sorted(found, key=lambda role: -found[role])
+
+
+def test_time_in_the_system_and_page_faults_are_told_of_each_role() -> None:
+    watch = CpuWatch()
+    found = _computed("kbx-engine", watch=watch)
+    assert 0 <= watch.system_seconds().get("engine", 0.0) < found["engine"]
+    assert 100 < watch.page_faults()["engine"] < 100_000, "it has started Python"
 
 
 def test_what_no_look_has_seen_is_told() -> None:
@@ -86,8 +93,9 @@ def test_roles_are_read_from_name_and_command(name: str, command: str, role: str
 
 
 def test_a_name_may_hold_anything() -> None:
-    text = "12 (a) b (c) S 3 12 12 0 -1 4194560 1 0 0 0 " + f"{150} {50} 20 10 20 0 1 0 777 0 0"
+    text = "12 (a) b (c) S 3 12 12 0 -1 4194560 77 0 0 0 " + f"{150} {50} 20 10 20 0 1 0 777 0 0"
     tick = os.sysconf("SC_CLK_TCK")
     found = Usage.read(text)
-    assert (found.name, found.parent, found.began) == ("a) b (c", 3, 777)
+    assert (found.name, found.parent, found.began, found.faults) == ("a) b (c", 3, 777, 77)
+    assert found.system == pytest.approx(50 / tick)
     assert (found.own, found.programs) == (pytest.approx(200 / tick), pytest.approx(30 / tick))
