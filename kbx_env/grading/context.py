@@ -221,6 +221,12 @@ class GradingContext:
             with self._session:
                 self.start_spare_runner()
 
+    def drop_session(self) -> None:
+        """End the session and forget what it has built: another one is opened."""
+        self.close()
+        self._session = None
+        self.builder.builds.clear()
+
     @property
     def gpu(self) -> GpuHold:
         """This grading's use of the GPU."""

@@ -25,7 +25,6 @@ from kbx_env.grading.stages import (
     ProveWork,
     Screen,
     Time,
-    begin_on_gpu,
     beside_compiled,
 )
 from kbx_env.grading.threads import single_threaded
@@ -66,7 +65,7 @@ class ProveOnCpu:
         """Grade the source on the CPU tier; begin to compile for the GPU beside that, if cores are idle."""
         start, waited, builder = time.perf_counter(), None, context.builder
         with single_threaded():
-            work = partial(begin_on_gpu, context)
+            work = partial(Compile.compile, context)
             speculative = SpeculativeCompile(builder, work, context.abandon_session) if cores_are_idle() else None
             try:
                 proof = run_pipeline(on_cpu_tier(context))

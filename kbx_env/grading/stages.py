@@ -26,6 +26,8 @@ AGAIN = 2
 """Calls on the same memory with other values, of each case that is chosen for it (CPU tier)."""
 CHANGES = 4
 """Draws of other values at most for which the last result is still right, as a value below the largest is for a maximum."""
+COMPILE_ALL_SECONDS = 30.0
+"""Seconds in which the kernels of timed and checked calls must be compiled together, or the timed ones are compiled later."""
 ABLATED_CASES = 3
 """Telling cases that are called again without launches (CUDA)."""
 
@@ -68,23 +70,40 @@ class Screen:
 
 
 class Compile:
-    """Starts the runner and executes the module there. On CUDA the launches of one call are compiled ahead of time."""
+    """Starts the runner and executes the module there. On CUDA the launches of all calls are compiled, and nothing is launched."""
 
     def run(self, context: GradingContext) -> Outcome | None:
         """See ``GradingStage.run``."""
         context.stage = Stage.COMPILE
         if context.speculative is not None:  # done while the CPU tier proved the source
             context.speculative.finish()
-            return None
-        self.compile(context)
+        else:
+            self.compile(context)
         return None
 
     @staticmethod
     def compile(context: GradingContext) -> None:
         """Do the stage's work; arguments and errors as for ``run``."""
-        with context.aside("cases"):
-            context.processes.start()  # a cold zygote gets warm meanwhile
-            context.select_cases()
+        Compile._load(context)
+        if context.session.engine is not None:
+            return
+        if context.options.timed:
+            with context.timed(Stage.COMPILE):
+                if context.session.compile_all(lambda: _begin_all(context), COMPILE_ALL_SECONDS):
+                    return
+            # Checked calls come first then, in a process that has seen no timed ones.
+            context.drop_session()
+            Compile._load(context)
+        with context.timed(Stage.COMPILE):
+            context.session.begin_calls(context.cases, needed_calls(context))
+
+    @staticmethod
+    def _load(context: GradingContext) -> None:
+        """Open a session and load the submission there."""
+        if not context.cases:
+            with context.aside("cases"):
+                context.processes.start()  # a cold zygote gets warm meanwhile
+                context.select_cases()
         with context.aside("start"):
             session = context.open_session()
         with context.timed(Stage.COMPILE):
@@ -97,17 +116,11 @@ class Compile:
                 context.build()
 
 
-def begin_on_gpu(context: GradingContext) -> None:
-    """Load the submission on the GPU, and begin to compile what its calls launch; nothing is launched.
+def _begin_all(context: GradingContext) -> None:
+    """Begin to compile what timed and checked calls launch. Kernels of timed cases take the longest, so they come first."""
+    from kbx_env.grading.timing import task_timing
 
-    Args:
-        context: of this grading.
-
-    Raises:
-        GradingAborted: the submission ended the grading.
-        SandboxError: the machine is to blame.
-    """
-    Compile.compile(context)
+    task_timing.begin_compiling(context.task, context.session, context.options.sizes)
     context.session.begin_calls(context.cases, needed_calls(context))
 
 

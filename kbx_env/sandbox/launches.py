@@ -78,13 +78,13 @@ class Interceptor:
         target: the GPU that the CPU tier specialises for, a key of ``TARGETS``.
 
     Attributes:
-        mode: ``run``; ``ablate`` to leave launches out; ``time`` to let them through without a record.
+        mode: ``run``; ``ablate`` to leave launches out; ``time`` and ``dry`` are the same without a record.
         launches: the launches of the current call.
         kernels: the kernels seen so far, by name.
         built: pairs of kernel and target that ``build`` has compiled.
         elsewhere: compiles a description (``sandbox.recipe``) in another process, and returns the kernel's ``key`` and ``text`` or
             an ``error``; ``None`` to compile here.
-        ahead: compiles in threads what is launched in the mode ``ablate`` (CUDA).
+        ahead: compiles in threads what is launched where launches are left out (CUDA).
         compiling_now: name and description of the specialisation that the compiler works on or has failed at; "" for none.
     """
 
@@ -113,7 +113,7 @@ class Interceptor:
         tune = Autotuner.run
 
         def autotune(tuner: Autotuner, *args: Any, **kwargs: Any) -> Any:
-            if interceptor.mode != "ablate":
+            if not interceptor.leaves_out:
                 return tune(tuner, *args, **kwargs)
             # Launches are left out now, so the autotuner must not cache timings of them, in memory or in Triton's cache.
             kept, bench, caches = dict(tuner.cache), tuner._do_bench, getattr(tuner, "cache_results", False)
@@ -130,6 +130,16 @@ class Interceptor:
         Autotuner.run = autotune  # type: ignore[method-assign]
         if interceptor.device == "cuda":
             watch(interceptor._again)
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether launches are left out now."""
+        return self.mode in ("ablate", "dry")
+
+    @property
+    def records(self) -> bool:
+        """Whether kernels and launches are recorded now: timed calls are not."""
+        return self.mode not in ("time", "dry")
 
     def reset(self, mode: str) -> None:
         """Start a new call in a mode: forget the launches."""
@@ -194,8 +204,8 @@ class Interceptor:
             self.recorder.launch(compiled.key, compiled.text, size, values, names)
 
     def _run_cuda(self, fn: JITFunction, args: tuple[Any, ...], grid: Any, warmup: bool, kwargs: dict[str, Any]) -> Any:
-        ablate = self.mode == "ablate" and not warmup
-        if fn.__name__ not in self.kernels and self.mode != "time":
+        ablate = self.leaves_out and not warmup
+        if fn.__name__ not in self.kernels and self.records:
             call = dict(kwargs) | {"debug": kwargs.get("debug", fn.debug)}
             if hasattr(triton.knobs.compilation, "instrumentation_mode"):
                 call.setdefault("instrumentation_mode", triton.knobs.compilation.instrumentation_mode)
@@ -210,7 +220,7 @@ class Interceptor:
             kernel = self._original(fn, *args, grid=grid, warmup=warmup or ablate, **kwargs)
         if isinstance(kernel, FutureKernel):
             kernel = Pending(kernel)
-        if self.mode != "time" and not warmup:
+        if self.records and not warmup:
             if self.mode == "run" and kernel is not None and not self.kernels[fn.__name__].dots:
                 self.kernels[fn.__name__].dots = dot_kinds(kernel.asm.get("ttir", ""))
             self.launches.append(Launch(fn.__name__, (0, 0, 0), 0))
@@ -219,11 +229,11 @@ class Interceptor:
     def _again(self, kernel: Any) -> bool:
         """Record the launch of a compiled kernel object (CUDA); return false where launches are left out."""
         name = kernel.src.fn.__name__
-        if self.mode != "time":
+        if self.records:
             if self.mode == "run" and name in self.kernels and not self.kernels[name].dots:
                 self.kernels[name].dots = dot_kinds(kernel.asm.get("ttir", ""))
             self.launches.append(Launch(name, (0, 0, 0), 0))
-        return self.mode != "ablate"
+        return not self.leaves_out
 
     def dots(self) -> list[str]:
         """Return the kinds of matrix products in the kernels of this call (CUDA; on the CPU tier the engine knows them)."""

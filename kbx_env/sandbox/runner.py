@@ -318,7 +318,7 @@ class Runner:
         watch = self.stopwatch
         if watch is None:
             raise ValueError("there is no stopwatch on this device")
-        self.interceptor.mode = "ablate" if header["do"] == "dry" else "time"
+        self.interceptor.mode = "dry" if header["do"] == "dry" else "time"
         if "preallocate" in header:  # before the first values of a case are taken
             self.mail.empty()
             slot_bytes, slots, others, ample = header["preallocate"]

@@ -65,7 +65,7 @@ def test_what_is_done_beside_the_proof_costs_no_time_of_its_own(context: Grading
             begun.set()
             time.sleep(0.05)
 
-    monkeypatch.setattr(pipeline, "begin_on_gpu", work)
+    monkeypatch.setattr(stages.Compile, "compile", staticmethod(work))
     _proves(monkeypatch, Verdict.CORRECT, lambda: begun.wait(10) and time.sleep(0.2))
     began = time.perf_counter()
     assert pipeline.ProveOnCpu().run(context) is None
@@ -79,7 +79,7 @@ def test_an_error_beside_the_proof_is_told_after_the_proof(context: GradingConte
     def work(of: GradingContext) -> None:
         raise GradingAborted(Verdict.RUNTIME_ERROR, "died")
 
-    monkeypatch.setattr(pipeline, "begin_on_gpu", work)
+    monkeypatch.setattr(stages.Compile, "compile", staticmethod(work))
     _proves(monkeypatch, Verdict.CORRECT)
     assert pipeline.ProveOnCpu().run(context) is None
     with pytest.raises(GradingAborted, match="died"):
@@ -103,7 +103,7 @@ def test_a_proof_that_fails_ends_the_work_beside_it(
         if error is not None:
             raise error
 
-    monkeypatch.setattr(pipeline, "begin_on_gpu", work)
+    monkeypatch.setattr(stages.Compile, "compile", staticmethod(work))
     _proves(monkeypatch, Verdict.INCORRECT, fail)
     if error is None:
         outcome = pipeline.ProveOnCpu().run(context)
@@ -116,7 +116,7 @@ def test_a_proof_that_fails_ends_the_work_beside_it(
 
 def test_where_cores_are_busy_the_proof_comes_first(context: GradingContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "cores_are_idle", lambda: False)
-    monkeypatch.setattr(pipeline, "begin_on_gpu", lambda of: pytest.fail("compiled for a kernel that may be wrong"))
+    monkeypatch.setattr(stages.Compile, "compile", staticmethod(lambda of: pytest.fail("compiled for a kernel that may be wrong")))
     _proves(monkeypatch, Verdict.CORRECT)
     assert pipeline.ProveOnCpu().run(context) is None and context.speculative is None
 
@@ -137,7 +137,7 @@ def _with_runner(context: GradingContext, monkeypatch: pytest.MonkeyPatch, start
 
     context.processes = SimpleNamespace(runner_pool=SimpleNamespace(take=take), zygote=lambda: None, compilers=None)  # type: ignore[assignment]
     monkeypatch.setattr(context_module, "RunnerSession", _Opened)
-    monkeypatch.setattr(pipeline, "begin_on_gpu", lambda of: of.open_session())
+    monkeypatch.setattr(stages.Compile, "compile", staticmethod(lambda of: of.open_session()))
 
 
 def test_a_proof_that_fails_waits_for_no_runner(context: GradingContext, monkeypatch: pytest.MonkeyPatch) -> None:

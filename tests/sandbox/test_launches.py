@@ -108,9 +108,10 @@ def test_times_of_calls_without_launches_are_kept_nowhere(monkeypatch: pytest.Mo
         SimpleNamespace(fn=kernel, run=lambda *a, **k: launched.append(k["B"])), ["x", "n", "B"], configs, ["n"], None, None,
         do_bench=lambda *a, **k: [next(times)] * 3, cache_results=True,
     )  # fmt: skip
-    interceptor.mode = "ablate"
-    tuner.run("x", 5)
-    assert not kept and not tuner.cache and tuner.cache_results
+    for mode in ("ablate", "dry"):
+        interceptor.mode = mode
+        tuner.run("x", 5)
+        assert not kept and not tuner.cache and tuner.cache_results
     interceptor.mode = "run"
     tuner.run("x", 5)
     assert [list(timings.values()) for timings in kept] == [[[2.0] * 3, [1.0] * 3]] and launched[-1] == 32

@@ -149,6 +149,7 @@ class RunnerSession:
         sent: arguments of the last call, with ``out``.
         drawn: by number of the case, arguments of its first call that were drawn before.
         case_bytes: bytes of all inputs that the runner gets of the case that is timed; it allocates them in one piece.
+        compiled: whether the runner has compiled what checked and timed calls launch (CUDA).
 
     Raises:
         SandboxError: no process can be started.
@@ -184,7 +185,7 @@ class RunnerSession:
         self.sent: dict[str, Any] = {}
         self.drawn: dict[int, dict[str, Any]] = {}
         self.case_bytes = 0
-        self._started = self._abandoned = False
+        self._started = self._abandoned = self.compiled = False
         self._begun: tuple[list[list[DrawnCall]], list[Exception]] | None = None
         self._bases: dict[str, Any] = {}
         self._served = self._log_number = self._repeats = 0
@@ -587,6 +588,29 @@ class RunnerSession:
         except Exception as e:
             ended.append(e)
 
+    def compile_all(self, begin: Callable[[], None], seconds: float) -> bool:
+        """Compile what checked and timed calls launch, before any of them is made (CUDA).
+
+        Args:
+            begin: begins to compile it.
+            seconds: in which the submission and its compilers must be done.
+
+        Returns:
+            Whether they are, and nothing else happened. Otherwise use another session: what was done here for timed calls must not
+            decide what becomes of the checked ones.
+        """
+        before = list(self.denied)
+        try:
+            with self.budget.apart(seconds):
+                begin()
+                self.budget.restart(seconds)
+                self.ask({"op": "finish"}, idle=True)
+        except Exception:  # whatever it is, it comes again where it belongs
+            return False
+        self.case_bytes = 0
+        self.compiled = self._ended is None and self.denied == before
+        return self.compiled
+
     def at_once(self, cases: Sequence[Case], needed: Sequence[int]) -> list[list[CallResult] | Exception]:
         """Make the calls of every case on a GPU. Drawing and compiling come before and judging after, so that the GPU lock is taken
         seldom and held shortly.
@@ -603,7 +627,8 @@ class RunnerSession:
         assert self._begun is not None
         (ready, ended), self._begun = self._begun, None
         try:
-            self.finish_compiling()  # a call would wait for it with the GPU lock
+            if not self.compiled:
+                self.finish_compiling()  # a call would wait for it with the GPU lock
         except Exception as e:
             return [ended[0] if ended and not ready else e]
         made: list[list[CallResult] | Exception] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
 
@@ -27,6 +28,7 @@ class TimeBudget:
     def __init__(self, wall: float) -> None:
         self.wall = self.left = wall
         self.compile_left = COMPILE_SECONDS
+        self._until = math.inf
 
     @property
     def compile_spent(self) -> float:
@@ -39,7 +41,7 @@ class TimeBudget:
 
     def restart(self, seconds: float) -> None:
         """Give the submission so many seconds from now on, whatever was left: timing has a limit of its own."""
-        self.left = seconds
+        self.left = min(seconds, self._until - time.monotonic())
 
     def spend(self, seconds: float) -> None:
         """Charge the submission."""
@@ -62,3 +64,15 @@ class TimeBudget:
         left = self.left
         yield
         self.left = left
+
+    @contextlib.contextmanager
+    def apart(self, seconds: float) -> Iterator[None]:
+        """Charge nothing for the block, in which the submission and its compilers have so many seconds together."""
+        kept = self.left, self.compile_left
+        self._until = time.monotonic() + seconds
+        self.left, self.compile_left = seconds, 0.0
+        try:
+            yield
+        finally:
+            self._until = math.inf
+            self.left, self.compile_left = kept

@@ -71,16 +71,10 @@ def time_task(
     Raises:
         GradingAborted: a timed call was wrong or failed, or the claimed times cannot be true.
     """
-    memory = torch.cuda.get_device_properties(0).total_memory
-    cases = compulsory_work.fitting(task, memory, timed(task, sizes))
+    cases, needed, order = _largest_first(task, sizes)
     # The choice of cases must not depend on the other processes on the GPU; the memory that can be reserved does.
+    memory = torch.cuda.get_device_properties(0).total_memory
     memory = reservable(memory, device_telemetry().memory_of_others(session.gpu.living()), len(session.gpu.living()))
-    # A task without inputs counts by its results.
-    declared = [int(compulsory_work.declared_bytes(task, c) or 0) for c in cases]
-    needed = [max(compulsory_work.input_bytes(task, c), d) for c, d in zip(cases, declared, strict=True)]
-    # The largest first: the others use the memory again that it has asked the driver for.
-    order = sorted(range(len(cases)), key=lambda k: -needed[k])
-    cases, needed = tuple(cases[k] for k in order), [needed[k] for k in order]
     largest = needed[0]
     candidates = [RunnerContestant(session, case) for case in cases]
 
@@ -89,11 +83,9 @@ def time_task(
         seeds = [inputs.case_seed(session.secret, task.id, split, index, k) for k in range(input_windows.MAX_DRAWS)]
         return InputWindows.draw(task, cases[index], seeds, session.backend)
 
-    # All cases are compiled before the GPU is held alone. A kernel is compiled for shapes and strides, so the runner
-    # gets no values, and the GPU is not used. Compilers need no inputs, and take their time while work is counted and drawn.
-    for candidate in candidates:
-        with_memory(session, 0.0, partial(_compile, candidate))
-    candidates[-1].release(ahead=True)
+    # All cases are compiled before the GPU is held alone. Compilers take their time while work is counted and drawn.
+    if not session.compiled:
+        begin_compiling(task, session, sizes)
     _load_reference(task, session)
 
     reserve = Reservations(session, memory)
@@ -107,7 +99,8 @@ def time_task(
         work.append(counted)
 
     early = _drawn_early(task, cases, draw, session, QUEUED_MEMORY_SHARE * memory, reserve)
-    candidates[-1].finish_compiling(len(cases))
+    if not session.compiled:
+        candidates[-1].finish_compiling(len(cases))
 
     def draw_timed(index: int) -> InputWindows:
         # Large values are drawn again for the judge: they would fill the GPU while the grading waits.
@@ -141,6 +134,45 @@ def time_task(
         rows += judged
     places = [order.index(k) for k in range(len(cases))]
     return _summary([measured[k] for k in places], [rows[k] for k in places], measuring, precision)
+
+
+def begin_compiling(task: Task, session: RunnerSession, sizes: str) -> None:
+    """Begin to compile what timed calls launch.
+
+    A kernel is compiled for shapes and strides, so the runner gets no values, and nothing is launched.
+
+    Args:
+        task: the task.
+        session: with the loaded submission.
+        sizes: as for ``time_task``.
+
+    Raises:
+        GradingAborted: the submission failed.
+        SandboxError: the machine is to blame.
+    """
+    candidates = [RunnerContestant(session, case) for case in _largest_first(task, sizes)[0]]
+    for candidate in candidates:
+        with_memory(session, 0.0, partial(_compile, candidate))
+    candidates[-1].release(ahead=True)
+
+
+def _largest_first(task: Task, sizes: str) -> tuple[tuple[Case, ...], list[int], list[int]]:
+    """Choose the timed cases that fit into the device's memory.
+
+    Args:
+        task: the task.
+        sizes: as for ``time_task``.
+
+    Returns:
+        The cases, the largest first: the others use the memory again that it has asked the driver for. Bytes of the inputs of each.
+        The places that they have in the declared order.
+    """
+    cases = compulsory_work.fitting(task, torch.cuda.get_device_properties(0).total_memory, timed(task, sizes))
+    # A task without inputs counts by its results.
+    declared = [int(compulsory_work.declared_bytes(task, c) or 0) for c in cases]
+    needed = [max(compulsory_work.input_bytes(task, c), d) for c, d in zip(cases, declared, strict=True)]
+    order = sorted(range(len(cases)), key=lambda k: -needed[k])
+    return tuple(cases[k] for k in order), [needed[k] for k in order], order
 
 
 def _drawn_early(

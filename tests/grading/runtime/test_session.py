@@ -160,6 +160,30 @@ def test_compilers_have_seconds_of_their_own(slow: Callable[[float], RunnerSessi
     assert mine.budget.left == pytest.approx(10.0), "and then the submission's"
 
 
+def test_all_that_is_compiled_together_costs_nothing_if_it_ends_in_time(slow: Callable[[float], RunnerSession]) -> None:
+    mine = slow(4.0)
+    assert mine.compile_all(lambda: mine.begin_calls(TASK.cases[:3], [1, 1, 1]), 30.0) and mine.compiled
+    assert mine.budget.left == pytest.approx(30.0) and mine.budget.compile_spent == 0.0
+    asked = mine.runner.asked  # type: ignore[attr-defined]
+    mine.at_once(TASK.cases[:3], [1, 1, 1])
+    assert mine.runner.asked == asked + 1, "no waiting for compilers again: the first call, whose answer has no result"  # type: ignore[attr-defined]
+
+
+def test_what_is_compiled_together_fails_as_a_whole(slow: Callable[[float], RunnerSession]) -> None:
+    """It must not be seen in the checked calls that something went wrong in a timed one."""
+    late = slow(12.0)
+    assert not late.compile_all(lambda: late.begin_calls(TASK.cases[:3], [1, 1, 1]), 30.0) and not late.compiled
+    for error in (GradingAborted(Verdict.RUNTIME_ERROR, "raised"), SandboxError("killed from outside"), ValueError("no case fits")):
+        mine = slow(1.0)
+        assert not mine.compile_all(partial(_raise, error), 30.0) and not mine.compiled
+        assert mine.budget.left == pytest.approx(30.0)
+    mine = slow(1.0)
+    assert not mine.compile_all(lambda: mine.denied.append(("torch_compute", "aten::mm")), 30.0)
+    mine = slow(1.0)
+    mine.denied.append(("torch_compute", "aten::mm"))
+    assert mine.compile_all(lambda: None, 30.0), "what was denied before is known"
+
+
 def test_who_was_late_is_not_asked_again(slow: Callable[[float], RunnerSession]) -> None:
     """The answer to the last question came as the answer to the next: a timeout was told as an unreadable result."""
     mine = slow(70.0)
@@ -211,7 +235,7 @@ def test_what_came_before_a_failing_call_on_a_gpu_counts(error: Exception, monke
     talk = SimpleNamespace(
         engine=None, draw_call=lambda case, index, mode, repeat: index, make_call=made, gpu=SimpleNamespace(using=using),
         compile_call=lambda drawn: None, finish_compiling=lambda: shared.append("compiled"), _begun=None,
-        _abandoned=False,
+        _abandoned=False, compiled=False,
     )  # fmt: skip
     talk.begin_calls = partial(RunnerSession.begin_calls, talk)
     assert RunnerSession.at_once(talk, TASK.cases[:5], [1] * 5) == [[0], [1], error] and done == [0, 1]  # type: ignore[arg-type]

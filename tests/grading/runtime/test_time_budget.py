@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,25 @@ from kbx_env.grading.runtime import time_budget
 from kbx_env.grading.runtime.time_budget import TimeBudget
 
 seconds = st.floats(0.0, 200.0)
+
+
+def test_a_block_apart_costs_nothing_and_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time_budget, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    budget = TimeBudget(30.0)
+    with contextlib.suppress(ValueError), budget.apart(20.0):
+        assert budget.left == 20.0
+        now[0] = 5.0
+        budget.restart(120.0)
+        assert budget.left == 15.0, "all commands of the block have its time together"
+        with budget.compiling():
+            now[0] = 9.0
+            budget.spend(4.0)
+        assert budget.left == 11.0, "compilers have none of their own there"
+        raise ValueError("an error in the block")
+    assert budget.left == 30.0 and budget.compile_left == COMPILE_SECONDS
+    budget.restart(120.0)
+    assert budget.left == 120.0
 
 
 @given(st.lists(seconds, max_size=6), seconds)

@@ -1,0 +1,133 @@
+"""The compile stage on a GPU: what is compiled before any call is made, and what follows where that fails."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kbx_env.grading import context as context_module
+from kbx_env.grading import pipeline, stages
+from kbx_env.grading.context import GradingContext
+from kbx_env.grading.grader import Grader
+from kbx_env.grading.record import OutcomeBuilder
+from kbx_env.grading.timing import task_timing
+from kbx_env.options import GradeOptions
+from kbx_env.outcome import Build, Stage
+from kbx_env.spec.catalog import expert_source, load_task
+
+TASK = load_task("activation/relu")
+
+
+class _Session:
+    """Stands in for a session with a runner.
+
+    Attributes:
+        all: the sessions that were opened.
+        fails: whether compiling everything together fails.
+    """
+
+    all: list[_Session] = []
+    fails = False
+
+    def __init__(self, *args: Any) -> None:
+        self.asked: list[str] = []
+        self.gpu, self.engine, self.zygote, self.drawn = None, None, None, dict[int, Any]()
+        self.all.append(self)
+
+    def __enter__(self) -> _Session:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.asked.append("closed")
+
+    def load(self, source: bytes) -> None:
+        self.asked.append("load")
+
+    def call(self, *args: Any, **kwargs: Any) -> None:
+        self.asked.append("first call")
+
+    def build(self, targets: list[str]) -> list[Build]:
+        return [Build("kernel", targets[0], True)]
+
+    def compile_all(self, begin: Any, seconds: float) -> bool:
+        begin()
+        return not self.fails
+
+    def begin_calls(self, cases: Any, needed: Any) -> None:
+        assert len(cases) == len(needed) >= len(TASK.cases)
+        self.asked.append("checked")
+
+
+@pytest.fixture
+def context(monkeypatch: pytest.MonkeyPatch) -> GradingContext:
+    builder = OutcomeBuilder(TASK, "cuda", "contract", "", {})
+    made = GradingContext(TASK, b"", GradeOptions(backend="cpu", targets=("sm_90",)), b"", _Processes(), (), builder)  # type: ignore[arg-type]
+    made.options = replace(made.options, backend="cuda")
+    monkeypatch.setattr(context_module, "RunnerSession", _Session)
+    monkeypatch.setattr(_Session, "all", [])
+    monkeypatch.setattr(
+        task_timing, "begin_compiling", lambda task, session, sizes: session.asked.append(f"timed {sizes}")
+    )  # fmt: skip
+    return made
+
+
+class _Processes:
+    compilers = None
+
+    def start(self) -> None: ...
+
+    def zygote(self) -> None: ...
+
+    @property
+    def runner_pool(self) -> Any:
+        return self
+
+    def take(self, *args: Any) -> str:
+        return "runner"
+
+    def ahead(self, *args: Any) -> None: ...
+
+
+def test_timed_calls_are_compiled_with_the_checked_ones_and_before_them(context: GradingContext) -> None:
+    """The largest kernel of a matrix product is one of a timed case: compiling it takes as long as the proof."""
+    stages.Compile.compile(context)
+    assert [s.asked for s in _Session.all] == [["load", "first call", "timed published", "checked"]]
+    assert context.session is _Session.all[0] and len(context.builder.builds) == 1
+
+
+def test_nothing_timed_is_compiled_where_nothing_is_timed(context: GradingContext) -> None:
+    context.options = replace(context.options, timing=False)
+    stages.Compile.compile(context)
+    assert [s.asked for s in _Session.all] == [["load", "first call", "checked"]]
+
+
+def test_where_that_fails_checked_calls_come_first_in_another_process(
+    context: GradingContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel whose host code dies at a timed size keeps what its checked calls are worth, as if it had been timed later."""
+    monkeypatch.setattr(_Session, "fails", True)
+    context.drawn = {7: ({}, None)}  # type: ignore[dict-item]
+    context.cases, context.telling = list(TASK.cases), [True] * len(TASK.cases)
+    stages.Compile.compile(context)
+    first, second = _Session.all
+    assert first.asked[-1] == "closed" and second.asked == ["load", "first call", "checked"]
+    assert context.session is second and second.drawn == {7: {}}, "derived cases keep the inputs that they were chosen with"
+    assert len(context.builder.builds) == 1 and context.builder.gpu is second.gpu
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("idle", [True, False])
+@pytest.mark.parametrize("trouble, told", [("raise ValueError('too large')", "too large"), ("input = input + 0", "add")])
+def test_trouble_at_timed_sizes_alone_is_told_after_the_checked_calls(
+    trouble: str, told: str, idle: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Idle cores decide only when kernels are compiled."""
+    monkeypatch.setattr(pipeline, "cores_are_idle", lambda: idle)
+    task, large = "activation/gelu_fp16", "if input.numel() > 1 << 20:\n        "
+    source = (expert_source(task) or "").replace("return pointwise(", f"{large}{trouble}\n    return pointwise(")
+    with Grader() as grader:
+        outcome = grader.grade(task, source, backend="cuda", targets=(), timing=True, precision="training")
+    assert outcome.stage is Stage.TIME and not outcome.correct and told in outcome.message, outcome
+    assert outcome.cases is not None and outcome.cases.passed == outcome.cases.total > 0
