@@ -163,6 +163,11 @@ class GradingContext:
         return layer in self.without
 
     @property
+    def proves_first(self) -> bool:
+        """Whether the source has to be right on the CPU tier before the GPU is used."""
+        return self.backend == "cuda" and not self.as_published and not self.lacks(DefenceLayer.PROOF)
+
+    @property
     def scheme(self) -> QuantizationScheme | None:
         """The quantization scheme whose use the submission must prove; ``None`` for other tasks and gradings."""
         required = not self.lacks(DefenceLayer.CONTRACT)

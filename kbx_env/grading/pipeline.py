@@ -10,7 +10,6 @@ import time
 from dataclasses import replace
 from functools import partial
 
-from kbx_env.grading.ablations import DefenceLayer
 from kbx_env.grading.context import GradingContext
 from kbx_env.grading.judge import randomness
 from kbx_env.grading.record import OutcomeBuilder
@@ -46,7 +45,7 @@ class ProveOnCpu:
             return None
         context.stage = Stage.COMPILE
         context.start_spare_runner()  # it gets ready during this stage, and serves the next grading if the kernel is wrong
-        if context.lacks(DefenceLayer.PROOF) or context.as_published:
+        if not context.proves_first:
             return None
         start, builder = time.perf_counter(), context.builder
         proof = context.proof

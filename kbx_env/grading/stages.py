@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from kbx_env.deadlines import COMPILE_SECONDS
 from kbx_env.device.driver import give_back
 from kbx_env.grading import judge as judges
 from kbx_env.grading.ablations import DefenceLayer
@@ -26,8 +27,6 @@ AGAIN = 2
 """Calls on the same memory with other values, of each case that is chosen for it (CPU tier)."""
 CHANGES = 4
 """Draws of other values at most for which the last result is still right, as a value below the largest is for a maximum."""
-COMPILE_ALL_SECONDS = 30.0
-"""Seconds in which the kernels of timed and checked calls must be compiled together, or the timed ones are compiled later."""
 ABLATED_CASES = 3
 """Telling cases that are called again without launches (CUDA)."""
 
@@ -87,9 +86,10 @@ class Compile:
         Compile._load(context)
         if context.session.engine is not None:
             return
-        if context.options.timed:
+        # Without a proof most kernels are wrong, and nothing of them will be timed.
+        if context.options.timed and context.proves_first:
             with context.timed(Stage.COMPILE):
-                if context.session.compile_all(lambda: _begin_all(context), COMPILE_ALL_SECONDS):
+                if context.session.compile_all(lambda: _begin_all(context), COMPILE_SECONDS):
                     return
             # Checked calls come first then, in a process that has seen no timed ones.
             context.drop_session()

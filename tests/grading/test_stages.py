@@ -9,6 +9,7 @@ import pytest
 
 from kbx_env.grading import context as context_module
 from kbx_env.grading import pipeline, stages
+from kbx_env.grading.ablations import DefenceLayer
 from kbx_env.grading.context import GradingContext
 from kbx_env.grading.grader import Grader
 from kbx_env.grading.record import OutcomeBuilder
@@ -101,6 +102,13 @@ def test_nothing_timed_is_compiled_where_nothing_is_timed(context: GradingContex
     context.options = replace(context.options, timing=False)
     stages.Compile.compile(context)
     assert [s.asked for s in _Session.all] == [["load", "first call", "checked"]]
+
+
+def test_nothing_timed_is_compiled_for_a_kernel_that_nobody_has_proved(context: GradingContext) -> None:
+    """Most are wrong, and would cost the compilers of timed cases as well."""
+    for of in (replace(context, without=(DefenceLayer.PROOF,)), replace(context, options=replace(context.options, grading="paper"))):
+        stages.Compile.compile(of)
+    assert [s.asked for s in _Session.all] == [["load", "first call", "checked"]] * 2
 
 
 def test_where_that_fails_checked_calls_come_first_in_another_process(
