@@ -208,6 +208,7 @@ class GradingContext:
             self.allows_torch, slot, self.as_published, self.processes.compilers,
         )  # fmt: skip
         self._session.drawn = {index: args for index, (args, _) in self.drawn.items()}
+        self._session.gpu.add(self.builder.gpu)
         self.builder.gpu = self._session.gpu
         if self._abandoned.done():
             self._session.abandon()
@@ -217,8 +218,9 @@ class GradingContext:
         """End the submission's process, if there is one, or else once it has started: its commands fail from now on."""
         if not self._abandoned.done():
             self._abandoned.set_result(None)
-        if self._session is not None:
-            self._session.abandon()
+        session = self._session  # another thread may replace it
+        if session is not None:
+            session.abandon()
 
     def close(self) -> None:
         """End the session, if there is one, and start the runner of the next grading."""

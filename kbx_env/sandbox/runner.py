@@ -395,6 +395,7 @@ class Runner:
             reply = {"ok": False, **_classify(e, self.folder, self._text, self.interceptor)}
             if e is not self._submission_error and isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
                 reply["kind"] = "infra"
+        self._submission_error = None  # its traceback keeps the arguments of the call, gigabytes at timed sizes
         self.clocks.check()
         reply["denied"] = [list(d) for d in self.log.denied[:20]]
         # The probe takes 20 ms: between the commands of one measurement it would disturb the timing. While threads compile it

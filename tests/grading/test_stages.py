@@ -14,8 +14,9 @@ from kbx_env.grading.context import GradingContext
 from kbx_env.grading.grader import Grader
 from kbx_env.grading.record import OutcomeBuilder
 from kbx_env.grading.timing import task_timing
+from kbx_env.grading.timing.gpu_lock import GpuHold
 from kbx_env.options import GradeOptions
-from kbx_env.outcome import Build, Stage
+from kbx_env.outcome import Build, Outcome, Stage, Verdict
 from kbx_env.spec.catalog import expert_source, load_task
 
 TASK = load_task("activation/relu")
@@ -34,7 +35,8 @@ class _Session:
 
     def __init__(self, *args: Any) -> None:
         self.asked: list[str] = []
-        self.gpu, self.engine, self.zygote, self.drawn = None, None, None, dict[int, Any]()
+        self.gpu, self.engine, self.zygote, self.drawn = GpuHold(None), None, None, dict[int, Any]()
+        self.gpu.waited = 1.0
         self.all.append(self)
 
     def __enter__(self) -> _Session:
@@ -123,20 +125,51 @@ def test_where_that_fails_checked_calls_come_first_in_another_process(
     first, second = _Session.all
     assert first.asked[-1] == "closed" and second.asked == ["load", "first call", "checked"]
     assert context.session is second and second.drawn == {7: {}}, "derived cases keep the inputs that they were chosen with"
-    assert len(context.builder.builds) == 1 and context.builder.gpu is second.gpu
+    assert len(context.builder.builds) == 1
+    assert context.builder.gpu is second.gpu and second.gpu.waited == 2.0, "what the first one has waited counts"
+
+
+LARGE = "if input.numel() > 1 << 20:\n        "
+
+
+def _graded(body: str) -> Outcome:
+    task = "activation/gelu_fp16"
+    source = (expert_source(task) or "").replace("return pointwise(", f"{LARGE}{body}\n    return pointwise(")
+    with Grader() as grader:
+        return grader.grade(task, source, backend="cuda", targets=(), timing=True, precision="training")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("idle", [True, False])
-@pytest.mark.parametrize("trouble, told", [("raise ValueError('too large')", "too large"), ("input = input + 0", "add")])
-def test_trouble_at_timed_sizes_alone_is_told_after_the_checked_calls(
-    trouble: str, told: str, idle: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trouble_at_timed_sizes_alone_is_told_after_the_checked_calls(idle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Idle cores decide only when kernels are compiled."""
     monkeypatch.setattr(pipeline, "cores_are_idle", lambda: idle)
-    task, large = "activation/gelu_fp16", "if input.numel() > 1 << 20:\n        "
-    source = (expert_source(task) or "").replace("return pointwise(", f"{large}{trouble}\n    return pointwise(")
-    with Grader() as grader:
-        outcome = grader.grade(task, source, backend="cuda", targets=(), timing=True, precision="training")
-    assert outcome.stage is Stage.TIME and not outcome.correct and told in outcome.message, outcome
+    outcome = _graded("raise ValueError('too large')")
+    assert outcome.stage is Stage.TIME and outcome.verdict is Verdict.RUNTIME_ERROR and "too large" in outcome.message, outcome
     assert outcome.cases is not None and outcome.cases.passed == outcome.cases.total > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("idle", [True, False])
+def test_what_is_tried_at_timed_sizes_before_any_call_is_rejected(idle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "cores_are_idle", lambda: idle)
+    outcome = _graded("try:\n            input + 0\n        except BaseException:\n            raise SystemExit(3)")
+    assert outcome.verdict is Verdict.REJECTED and "add" in outcome.message, outcome
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("idle", [True, False])
+def test_a_process_that_dies_while_timed_kernels_are_compiled_is_replaced(idle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "cores_are_idle", lambda: idle)
+    begin, sessions = task_timing.begin_compiling, list[Any]()
+
+    def die(task: Any, session: Any, *rest: Any) -> None:
+        sessions.append(session)
+        if len(sessions) == 1:
+            session.runner.kill()
+        begin(task, session, *rest)
+
+    monkeypatch.setattr(task_timing, "begin_compiling", die)
+    outcome = _graded("pass")
+    assert outcome.correct, outcome
+    assert len(sessions) == 2 and sessions[0] is not sessions[1], "the second one compiles timed kernels when they are timed"

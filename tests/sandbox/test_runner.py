@@ -148,6 +148,39 @@ def test_a_thread_is_watched_while_the_runner_works(tmp_path: Path) -> None:
     assert ended.stdout.strip() == "1 ['written', 'PolicyViolation'] ['file_access']", ended.stderr[-2000:]
 
 
+RAISES = """
+import sys
+from kbx_env.sandbox.runner import Runner
+
+seen = []
+sys.modules["seen"] = seen
+runner = Runner({"device": "cpu", "folder": sys.argv[1], "without": ["kernel", "lockdown", "firewall"]}, lambda request: None)
+source = b'''
+import sys
+def fail(large):
+    raise ValueError("no")
+class Tensor:
+    pass
+def start():
+    large = Tensor()
+    sys.modules["seen"].append(__import__("weakref").ref(large))
+    fail(large)
+start()
+'''
+reply, _ = runner.answer({"op": "load", "entry": "start"}, [bytearray(source)])
+print(reply["ok"], reply["name"], seen[0]() is None)
+"""
+
+
+def test_an_error_of_the_submission_keeps_none_of_its_tensors(tmp_path: Path) -> None:
+    """Its traceback had the arguments of a call: gigabytes, from a timed size that failed to the end of the grading."""
+    script, folder = tmp_path / "raises.py", tmp_path / "own"
+    script.write_text(RAISES)
+    folder.mkdir()
+    ended = subprocess.run([sys.executable, str(script), str(folder)], capture_output=True, text=True, timeout=120)
+    assert ended.stdout.strip() == "False ValueError True", ended.stderr[-2000:]
+
+
 def test_what_a_thread_tries_during_the_probe_counts() -> None:
     log = firewall.Log()
     log._probed_by = threading.get_ident()

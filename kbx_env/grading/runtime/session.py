@@ -596,20 +596,27 @@ class RunnerSession:
             seconds: in which the submission and its compilers must be done.
 
         Returns:
-            Whether they are, and nothing else happened. Otherwise use another session: what was done here for timed calls must not
-            decide what becomes of the checked ones.
+            Whether they are. Otherwise use another session, which has not seen the timed calls: what went wrong there must not decide
+            what becomes of the checked ones. Where an operation was denied this session goes on: that must not be forgotten.
+
+        Raises:
+            GradingAborted: it cannot go on although an operation was denied, or it was abandoned.
         """
-        before = list(self.denied)
+        error: Exception | None = None
         try:
             with self.budget.apart(seconds):
                 begin()
                 self.budget.restart(seconds)
                 self.ask({"op": "finish"}, idle=True)
-        except Exception:  # whatever it is, it comes again where it belongs
-            return False
-        self.case_bytes = 0
-        self.compiled = self._ended is None and self.denied == before
-        return self.compiled
+        except Exception as e:  # whatever it is, it comes again where it belongs
+            error = e
+        if error is None and self._ended is None:
+            failed = self._begun is not None and bool(self._begun[1])
+            self.compiled = bool(self.denied) or not failed
+            return self.compiled
+        if self.denied or self._abandoned:
+            raise self._ended or self._lost(Verdict.RUNTIME_ERROR, str(error))
+        return False
 
     def at_once(self, cases: Sequence[Case], needed: Sequence[int]) -> list[list[CallResult] | Exception]:
         """Make the calls of every case on a GPU. Drawing and compiling come before and judging after, so that the GPU lock is taken

@@ -405,6 +405,12 @@ class GpuHold:
         self._began, self._held = 0.0, ExitStack()
         self.spent = {"shared": 0.0, "alone": 0.0}
 
+    def add(self, earlier: GpuHold | None) -> None:
+        """Add what an earlier session of the same grading has waited and held."""
+        if earlier is not None:
+            self.waited += earlier.waited
+            self.spent = {kind: s + earlier.spent[kind] for kind, s in self.spent.items()}
+
     def using(self) -> AbstractContextManager[None]:
         """Return a context in which the GPU is shared with other gradings."""
         return self._hold(None if self._gpu_lock is None else self._gpu_lock.shared, "shared")

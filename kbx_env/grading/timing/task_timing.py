@@ -85,7 +85,7 @@ def time_task(
 
     # All cases are compiled before the GPU is held alone. Compilers take their time while work is counted and drawn.
     if not session.compiled:
-        begin_compiling(task, session, sizes)
+        begin_compiling(task, session, sizes, partial(with_memory, session, 0.0))
     _load_reference(task, session)
 
     reserve = Reservations(session, memory)
@@ -99,8 +99,7 @@ def time_task(
         work.append(counted)
 
     early = _drawn_early(task, cases, draw, session, QUEUED_MEMORY_SHARE * memory, reserve)
-    if not session.compiled:
-        candidates[-1].finish_compiling(len(cases))
+    candidates[-1].finish_compiling(len(cases))  # also what calls without launches have begun with since
 
     def draw_timed(index: int) -> InputWindows:
         # Large values are drawn again for the judge: they would fill the GPU while the grading waits.
@@ -136,7 +135,9 @@ def time_task(
     return _summary([measured[k] for k in places], [rows[k] for k in places], measuring, precision)
 
 
-def begin_compiling(task: Task, session: RunnerSession, sizes: str) -> None:
+def begin_compiling(
+    task: Task, session: RunnerSession, sizes: str, attempt: Callable[[Callable[[], None]], None] = lambda work: work()
+) -> None:  # fmt: skip
     """Begin to compile what timed calls launch.
 
     A kernel is compiled for shapes and strides, so the runner gets no values, and nothing is launched.
@@ -145,6 +146,7 @@ def begin_compiling(task: Task, session: RunnerSession, sizes: str) -> None:
         task: the task.
         session: with the loaded submission.
         sizes: as for ``time_task``.
+        attempt: does the work of a case, and does it again if memory is short, or not.
 
     Raises:
         GradingAborted: the submission failed.
@@ -152,8 +154,9 @@ def begin_compiling(task: Task, session: RunnerSession, sizes: str) -> None:
     """
     candidates = [RunnerContestant(session, case) for case in _largest_first(task, sizes)[0]]
     for candidate in candidates:
-        with_memory(session, 0.0, partial(_compile, candidate))
+        attempt(partial(_compile, candidate))
     candidates[-1].release(ahead=True)
+    session.case_bytes = 0
 
 
 def _largest_first(task: Task, sizes: str) -> tuple[tuple[Case, ...], list[int], list[int]]:

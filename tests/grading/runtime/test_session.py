@@ -15,7 +15,7 @@ from puppet import Puppet, puppet_session
 
 from kbx_env.errors import SandboxError
 from kbx_env.grading.runtime import session, time_budget
-from kbx_env.grading.runtime.session import RunnerSession
+from kbx_env.grading.runtime.session import ABANDONED, RunnerSession
 from kbx_env.grading.runtime.untrusted import GradingAborted
 from kbx_env.grading.timing.contestants import RunnerContestant
 from kbx_env.outcome import Verdict
@@ -178,10 +178,33 @@ def test_what_is_compiled_together_fails_as_a_whole(slow: Callable[[float], Runn
         assert not mine.compile_all(partial(_raise, error), 30.0) and not mine.compiled
         assert mine.budget.left == pytest.approx(30.0)
     mine = slow(1.0)
-    assert not mine.compile_all(lambda: mine.denied.append(("torch_compute", "aten::mm")), 30.0)
+    mine.compile_call = partial(_raise_first, ValueError("no such call"))  # type: ignore[method-assign]
+    assert not mine.compile_all(lambda: mine.begin_calls(TASK.cases[:3], [1, 1, 1]), 30.0), "an error that comes later"
+
+
+def test_what_was_denied_is_not_forgotten_where_compiling_fails(slow: Callable[[float], RunnerSession]) -> None:
+    """Another process would start without it, and behave: to try what is forbidden would cost nothing."""
     mine = slow(1.0)
-    mine.denied.append(("torch_compute", "aten::mm"))
-    assert mine.compile_all(lambda: None, 30.0), "what was denied before is known"
+    assert mine.compile_all(lambda: mine.denied.append(("torch_compute", "aten::mm")), 30.0), "the session goes on and tells"
+    mine.compile_call = partial(_raise_first, ValueError("no such call"))  # type: ignore[method-assign]
+    assert mine.compile_all(lambda: mine.begin_calls(TASK.cases[:3], [1, 1, 1]), 30.0)
+    for error in (GradingAborted(Verdict.RUNTIME_ERROR, "died"), ValueError("no case fits")):
+        mine = slow(1.0)
+        mine.denied.append(("torch_compute", "aten::mm"))
+        with pytest.raises(GradingAborted, match="aten::mm") as told:
+            mine.compile_all(partial(_raise, error), 30.0)
+        assert told.value.verdict is Verdict.REJECTED and told.value.violations
+    late = slow(40.0)
+    late.denied.append(("torch_compute", "aten::mm"))
+    with pytest.raises(GradingAborted, match="aten::mm"):
+        late.compile_all(lambda: late.begin_calls(TASK.cases[:3], [1, 1, 1]), 30.0)
+
+
+def test_an_abandoned_session_is_not_opened_again(slow: Callable[[float], RunnerSession]) -> None:
+    mine = slow(1.0)
+    mine._abandoned = True
+    with pytest.raises(GradingAborted, match="given up"):
+        mine.compile_all(partial(_raise, GradingAborted(Verdict.RUNTIME_ERROR, ABANDONED)), 30.0)
 
 
 def test_who_was_late_is_not_asked_again(slow: Callable[[float], RunnerSession]) -> None:
@@ -260,4 +283,8 @@ def test_what_came_before_a_failing_call_on_a_gpu_counts(error: Exception, monke
 
 
 def _raise(error: Exception) -> None:
+    raise error
+
+
+def _raise_first(error: Exception, drawn: Any) -> None:
     raise error
