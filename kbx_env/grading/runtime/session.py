@@ -596,8 +596,8 @@ class RunnerSession:
             seconds: in which the submission and its compilers must be done.
 
         Returns:
-            Whether they are. Otherwise use another session, which has not seen the timed calls: what went wrong there must not decide
-            what becomes of the checked ones. Where an operation was denied this session goes on: that must not be forgotten.
+            Whether they are. Otherwise use another session, which has not seen the timed calls: what went wrong in these must not
+            decide what becomes of the checked ones. Where an operation was denied this session goes on: that must not be forgotten.
 
         Raises:
             GradingAborted: it cannot go on although an operation was denied, or it was abandoned.
