@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -27,9 +27,6 @@ from kbx_env.options import GradeOptions
 from kbx_env.outcome import Evidence, FaultKind, Outcome, Stage, Verdict, Violation
 from kbx_env.spec.criteria import Close, Exact, QuantizationScheme
 from kbx_env.spec.task import Case, Task
-
-if TYPE_CHECKING:
-    from kbx_env.grading.timing.task_timing import TaskTiming
 
 _FROM_CPU_TIER = (
     "findings", "kernels", "moved_bytes", "sector_bytes", "reread_bytes", "flops", "stored_share", "depends_on", "passing",
@@ -74,7 +71,6 @@ class GradingContext:
         gate: why the published gate refuses the source, in the paper's check; empty if it does not.
         drawn: by the number of a derived case, the arguments of its first call and what is known about them, until it is judged.
         speculative: the work of the compile stage, if it was done while the CPU tier proved the source (CUDA).
-        timing: the timing of the kernel, if it was prepared (CUDA).
     """
 
     task: Task
@@ -95,7 +91,6 @@ class GradingContext:
     gate: str = ""
     drawn: dict[int, tuple[dict[str, Any], judges.Known]] = field(default_factory=dict)
     speculative: SpeculativeCompile | None = None
-    timing: TaskTiming | None = None
     _abandoned: Future[None] = field(default_factory=Future)
     _session: RunnerSession | None = None
 

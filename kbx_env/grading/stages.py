@@ -138,13 +138,9 @@ class Correct:
         if session.engine is not None:
             session.engine.keep = not context.as_published
         context.accumulator.takes_inputs = bool(context.task.takes)
-        needed, made = needed_calls(context), list[list[CallResult] | Exception]()
-        if session.engine is None:
-            with context.timed(Stage.CORRECT):
-                made = session.at_once(context.cases, needed)
-            if session.compiled and not any(isinstance(calls, Exception) for calls in made):
-                self._prepare_timing(context)
         with context.timed(Stage.CORRECT):
+            needed = needed_calls(context)
+            made = session.at_once(context.cases, needed) if session.engine is None else []
             for index, case in enumerate(context.cases):
                 context.builder.stopped_at, context.builder.stopped_in = index + 1, case.label()
                 if index in context.repeated:
@@ -165,15 +161,6 @@ class Correct:
             context.build()
         context.builder.evidence = context.evidence(None, context.accumulator)
         return None
-
-    @staticmethod
-    def _prepare_timing(context: GradingContext) -> None:
-        """Do what timing needs of the shared GPU now. Once its results are judged, this grading would have to wait for it again."""
-        from kbx_env.grading.timing.task_timing import TaskTiming
-
-        with context.timed(Stage.TIME):
-            context.timing = TaskTiming(context.task, context.session, context.options.sizes, context.options.precision)
-            context.timing.prepare()
 
     @staticmethod
     def _judge_error(context: GradingContext, index: int, name: str, text: str) -> None:
@@ -424,11 +411,11 @@ class Time:
         if not context.options.timed:
             return None
         with context.timed(Stage.TIME):
-            from kbx_env.grading.timing.task_timing import TaskTiming
+            from kbx_env.grading.timing import task_timing
 
-            options = context.options
-            timing = context.timing or TaskTiming(context.task, context.session, options.sizes, options.precision)
-            context.builder.timing = timing.run()
+            context.builder.timing = task_timing.time_task(
+                context.task, context.session, context.options.sizes, context.options.precision
+            )  # fmt: skip
         if denied := context.session.denied:  # in a timed call, after the work was proved
             context.builder.violations.extend(Violation(rule, detail) for rule, detail in dict.fromkeys(denied))
             return context.builder.end(Verdict.REJECTED, Stage.TIME, denied[0][1])

@@ -161,7 +161,7 @@ def test_the_clock_times_the_sizes_asked_for(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(compulsory_work, "fitting", fitting)
     for asked in ((), ("held-out",)):
         with pytest.raises(Seen):
-            task_timing.TaskTiming(task, None, *asked)  # type: ignore[arg-type]
+            task_timing.time_task(task, None, *asked)  # type: ignore[arg-type]
     assert seen == [task.timed, sizes.held_out(task)]
 
 

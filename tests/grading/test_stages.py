@@ -13,7 +13,6 @@ from kbx_env.grading.ablations import DefenceLayer
 from kbx_env.grading.context import GradingContext
 from kbx_env.grading.grader import Grader
 from kbx_env.grading.record import OutcomeBuilder
-from kbx_env.grading.runtime.untrusted import GradingAborted
 from kbx_env.grading.timing import task_timing
 from kbx_env.grading.timing.gpu_lock import GpuHold
 from kbx_env.options import GradeOptions
@@ -128,46 +127,6 @@ def test_where_that_fails_checked_calls_come_first_in_another_process(
     assert context.session is second and second.drawn == {7: {}}, "derived cases keep the inputs that they were chosen with"
     assert len(context.builder.builds) == 1
     assert context.builder.gpu is second.gpu and second.gpu.waited == 2.0, "what the first one has waited counts"
-
-
-@pytest.mark.parametrize(
-    "compiled, failing, expected",
-    [(True, None, ["called", "prepared", "judged"]), (False, None, ["called", "judged"]),
-     (True, GradingAborted(Verdict.TIMEOUT, "late"), ["called"])],
-)  # fmt: skip
-def test_timing_is_prepared_between_the_calls_and_their_judges(
-    compiled: bool, failing: Exception | None, expected: list[str], context: GradingContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both need the shared GPU: after the judges a grading would wait for it again, for as long as others measure."""
-    done: list[str] = []
-    context.cases, context.telling = list(TASK.cases[:2]), [True, True]
-    session = context._session = _Session()  # type: ignore[assignment]
-    session.compiled = compiled  # type: ignore[attr-defined]
-
-    def at_once(cases: Any, needed: Any) -> list[Any]:
-        done.append("called")
-        return [failing] if failing else [["call"], ["call"]]
-
-    class Timing:
-        def __init__(self, *args: Any) -> None: ...
-
-        def prepare(self) -> None:
-            assert context.stage is Stage.TIME
-            done.append("prepared")
-
-    session.at_once = at_once  # type: ignore[attr-defined]
-    monkeypatch.setattr(task_timing, "TaskTiming", Timing)
-    monkeypatch.setattr(stages.Correct, "_judge", lambda self, context, index, calls: done.append("judged"))
-    monkeypatch.setattr(context, "build", lambda: None)
-    monkeypatch.setattr(context, "evidence", lambda *_: None)
-    if failing:
-        with pytest.raises(GradingAborted, match="late"):
-            stages.Correct().run(context)
-        assert context.stage is Stage.CORRECT
-    else:
-        stages.Correct().run(context)
-    assert list(dict.fromkeys(done)) == expected
-    assert isinstance(context.timing, Timing) == ("prepared" in expected)
 
 
 LARGE = "if input.numel() > 1 << 20:\n        "

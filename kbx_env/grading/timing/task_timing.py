@@ -54,109 +54,85 @@ QUEUED_MEMORY_SHARE = 0.003
 """Share of the device's memory that one grading may hold in values while it waits for the GPU."""
 
 
-class TaskTiming:
-    """Times every timing case of a task that fits into the device's memory.
+def time_task(
+    task: Task, session: RunnerSession, sizes: str = "published", precision: str = "report"
+) -> Timing:  # fmt: skip
+    """Time every timing case of a task that fits into the device's memory.
 
     Args:
         task: the task.
         session: with the loaded submission.
         sizes: which timing cases, one of ``kbx_env.options.SIZES``.
         precision: how precisely, one of ``kbx_env.options.PRECISIONS``.
+
+    Returns:
+        The speedup over eager and its interval, over all cases and for each.
+
+    Raises:
+        GradingAborted: a timed call was wrong or failed, or the claimed times cannot be true.
     """
+    cases, needed, order = _largest_first(task, sizes)
+    # The choice of cases must not depend on the other processes on the GPU; the memory that can be reserved does.
+    memory = torch.cuda.get_device_properties(0).total_memory
+    memory = reservable(memory, device_telemetry().memory_of_others(session.gpu.living()), len(session.gpu.living()))
+    largest = needed[0]
+    candidates = [RunnerContestant(session, case) for case in cases]
 
-    def __init__(self, task: Task, session: RunnerSession, sizes: str = "published", precision: str = "report") -> None:
-        self._task, self._session, self._sizes, self._precision = task, session, sizes, precision
-        self._cases, self._needed, self._order = _largest_first(task, sizes)
-        # The choice of cases must not depend on the other processes on the GPU; the memory that can be reserved does.
-        memory = torch.cuda.get_device_properties(0).total_memory
-        living = session.gpu.living()
-        self._memory = reservable(memory, device_telemetry().memory_of_others(living), len(living))
-        self._reserve = Reservations(session, self._memory)
-        self._work: list[CaseWork] = []
-        self._early: dict[int, InputWindows] = {}
+    def draw(index: int, purpose: str) -> InputWindows:
+        split = f"{session.split}/{purpose}"
+        seeds = [inputs.case_seed(session.secret, task.id, split, index, k) for k in range(input_windows.MAX_DRAWS)]
+        return InputWindows.draw(task, cases[index], seeds, session.backend)
 
-    def prepare(self) -> None:
-        """Count the work of each case, and draw small values, while the GPU is shared. ``run`` does it where it was not done."""
-        _load_reference(self._task, self._session)
-        smallest = self._needed.index(min(self._needed))
-        for index, case in enumerate(self._cases):
-            counted = CaseWork.by_shapes(self._task, case)
-            # One call of the reference and of eager also loads or compiles torch's kernels, while no other grading waits.
-            if counted is None or index == smallest:
-                count = partial(_counted, self._task, case, self._session)
-                counted = self._reserve.run(COUNT_MEMORY * self._needed[index], count)
-            self._work.append(counted)
-        most = QUEUED_MEMORY_SHARE * self._memory
-        self._early = _drawn_early(self._task, self._cases, self._draw, self._session, most, self._reserve)
+    # All cases are compiled before the GPU is held alone. Compilers take their time while work is counted and drawn.
+    if not session.compiled:
+        begin_compiling(task, session, sizes, partial(with_memory, session, 0.0))
+    _load_reference(task, session)
 
-    def _draw(self, index: int, purpose: str) -> InputWindows:
-        """Draw the values of a case."""
-        session, split = self._session, f"{self._session.split}/{purpose}"
-        seeds = [inputs.case_seed(session.secret, self._task.id, split, index, k) for k in range(input_windows.MAX_DRAWS)]
-        return InputWindows.draw(self._task, self._cases[index], seeds, session.backend)
+    reserve = Reservations(session, memory)
+    smallest = needed.index(min(needed))
+    work: list[CaseWork] = []
+    for index, case in enumerate(cases):
+        counted = CaseWork.by_shapes(task, case)
+        # One call of the reference and of eager also loads or compiles torch's kernels, while no other grading waits.
+        if counted is None or index == smallest:
+            counted = reserve.run(COUNT_MEMORY * needed[index], partial(_counted, task, case, session))
+        work.append(counted)
 
-    def _draw_timed(self, index: int) -> InputWindows:
-        """Draw the values of timed calls. Large ones are drawn again for the judge: they would fill the GPU meanwhile."""
-        return self._early[index].to(self._session.backend) if index in self._early else self._draw(index, "time")
+    early = _drawn_early(task, cases, draw, session, QUEUED_MEMORY_SHARE * memory, reserve)
+    candidates[-1].finish_compiling(len(cases))  # also what calls without launches have begun with since
 
-    def run(self) -> Timing:
-        """Measure and judge.
+    def draw_timed(index: int) -> InputWindows:
+        # Large values are drawn again for the judge: they would fill the GPU while the grading waits.
+        return early[index].to(session.backend) if index in early else draw(index, "time")
 
-        Returns:
-            The speedup over eager and its interval, over all cases and for each.
-
-        Raises:
-            GradingAborted: a timed call was wrong or failed, or the claimed times cannot be true.
-        """
-        session, cases, needed, memory = self._session, self._cases, self._needed, self._memory
-        candidates = [RunnerContestant(session, case) for case in cases]
-        # All cases are compiled before the GPU is held alone. Compilers take their time while work is counted and drawn.
-        if not session.compiled:
-            begin_compiling(self._task, session, self._sizes, partial(with_memory, session, 0.0))
-        if not self._work:
-            self.prepare()
-        candidates[-1].finish_compiling(len(cases))  # also what calls without launches have begun with since
-        # A case that needs more memory than the rest reserves the difference before it queues for the GPU: a grading that
-        # holds the GPU alone must not wait for memory.
-        more = (MEASURE_MEMORY * needed[0] - (1 - SHARE) * 0.8 * memory) / (SHARE * memory)
-        graders = max(1, len(session.gpu.living()) // 2)  # each has a runner
-        unreserved = min(KEPT_MEMORY_SHARE / graders, KEPT_MEMORY_MOST) * memory
-        measuring = Measuring(self._task, self._draw_timed, BY_NAME[self._precision], unreserved)
-        measured: list[Measured] = []
-        rows: list[CaseTime] = []
-        while len(rows) < len(cases):
-            todo = slice(len(rows), None)
-            measure = partial(measuring.run, candidates[todo], self._work[todo], len(rows))
-            results = measuring.bytes_to_judge(self._work[len(rows)])
-            pool = results / (KEPT_POOL_SHARE * memory) if results > unreserved else 0.0
-            with session.gpu.room(pool, "kept") if pool else contextlib.nullcontext():
-                latest = with_memory(session, more, measure, MEASURED_MEMORY * needed[len(rows)])
-                measured += latest
-                rows += self._judged(latest, len(rows), measuring)
-        places = [self._order.index(k) for k in range(len(cases))]
-        return _summary([measured[k] for k in places], [rows[k] for k in places], measuring, self._precision)
-
-    def _judged(self, latest: Sequence[Measured], first: int, measuring: Measuring) -> list[CaseTime]:
-        """Judge the results of cases that were measured. The lock is released: other gradings use the GPU meanwhile.
-
-        The smallest case comes first: a larger one needs no more memory for each byte of its inputs.
-
-        Args:
-            latest: the measurements.
-            first: index of the first case.
-            measuring: the state of the device.
-
-        Returns:
-            What is reported of each case.
-        """
-        each, judged, reserve = float(JUDGE_MEMORY), list[CaseTime](), self._reserve
-        for one, index in zip(reversed(latest), range(first + len(latest) - 1, first - 1, -1), strict=True):
-            size = self._needed[index]
-            judge = partial(case_time, self._task, one, partial(self._draw_timed, index), measuring, reserve.preallocate)
-            judged.insert(0, reserve.run(each * size, judge, min(each, LIKELY_JUDGE_MEMORY) * size))
-            each = min(each, KNOWN_MEMORY * reserve.peak_bytes / max(1, size)) if reserve.peak_bytes else each
-            one.results.clear()
-        return judged
+    # A case that needs more memory than the rest reserves the difference before it queues for the GPU: a grading that
+    # holds the GPU alone must not wait for memory.
+    more = (MEASURE_MEMORY * largest - (1 - SHARE) * 0.8 * memory) / (SHARE * memory)
+    graders = max(1, len(session.gpu.living()) // 2)  # each has a runner
+    unreserved = min(KEPT_MEMORY_SHARE / graders, KEPT_MEMORY_MOST) * memory
+    measuring = Measuring(task, draw_timed, BY_NAME[precision], unreserved)
+    measured: list[Measured] = []
+    rows: list[CaseTime] = []
+    while len(rows) < len(cases):
+        todo = slice(len(rows), None)
+        measure = partial(measuring.run, candidates[todo], work[todo], len(rows))
+        results = measuring.bytes_to_judge(work[len(rows)])
+        pool = results / (KEPT_POOL_SHARE * memory) if results > unreserved else 0.0
+        with session.gpu.room(pool, "kept") if pool else contextlib.nullcontext():
+            latest = with_memory(session, more, measure, MEASURED_MEMORY * needed[len(rows)])
+            measured += latest
+            # The lock is released: other gradings use the GPU while the results are judged. The smallest case comes first: a
+            # larger one needs no more memory for each byte of its inputs.
+            each, judged = float(JUDGE_MEMORY), list[CaseTime]()
+            for one, index in zip(reversed(latest), range(len(measured) - 1, len(rows) - 1, -1), strict=True):
+                work_of_judge = partial(case_time, task, one, partial(draw_timed, index), measuring, reserve.preallocate)
+                likely = min(each, LIKELY_JUDGE_MEMORY) * needed[index]
+                judged.insert(0, reserve.run(each * needed[index], work_of_judge, likely))
+                each = min(each, KNOWN_MEMORY * reserve.peak_bytes / max(1, needed[index])) if reserve.peak_bytes else each
+                one.results.clear()
+        rows += judged
+    places = [order.index(k) for k in range(len(cases))]
+    return _summary([measured[k] for k in places], [rows[k] for k in places], measuring, precision)
 
 
 def begin_compiling(
@@ -169,7 +145,7 @@ def begin_compiling(
     Args:
         task: the task.
         session: with the loaded submission.
-        sizes: as for ``TaskTiming``.
+        sizes: as for ``time_task``.
         attempt: does the work of a case, and does it again if memory is short, or not.
 
     Raises:
@@ -188,7 +164,7 @@ def _largest_first(task: Task, sizes: str) -> tuple[tuple[Case, ...], list[int],
 
     Args:
         task: the task.
-        sizes: as for ``TaskTiming``.
+        sizes: as for ``time_task``.
 
     Returns:
         The cases, the largest first: the others use the memory again that it has asked the driver for. Bytes of the inputs of each.

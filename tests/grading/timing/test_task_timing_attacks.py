@@ -81,7 +81,7 @@ def time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
         monkeypatch.setattr(contestants.EagerContestant, "__init__", _eager(eager))
         monkeypatch.setattr(contestants.EagerContestant, "host_bound", False)  # the model's clock does not run while the host works
         talk = FakeTalk(task, device, make(device), request.param)
-        return task_timing.TaskTiming(task, talk, precision=precision).run()  # type: ignore[arg-type]
+        return task_timing.time_task(task, talk, precision=precision)  # type: ignore[arg-type]
 
     def _eager(function: Any) -> Any:
         def init(self: Any, task: Any, case: Case, where: str, watch: Stopwatch) -> None:
