@@ -158,7 +158,7 @@ class FakeDevice(Driver):
 class FakeTalk:
     """A conversation with ``Runner.time`` in this process."""
 
-    backend, secret, split = "cpu", b"secret", "eval"
+    backend, secret, split, compiled = "cpu", b"secret", "eval", False
 
     def __init__(self, task: Any, device: FakeDevice, entry: Callable[..., Any], mail_bytes: int = 0) -> None:
         from contextlib import nullcontext
