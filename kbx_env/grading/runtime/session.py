@@ -597,10 +597,11 @@ class RunnerSession:
 
         Returns:
             Whether they are. Otherwise use another session, which has not seen the timed calls: what went wrong in these must not
-            decide what becomes of the checked ones. Where an operation was denied this session goes on: that must not be forgotten.
+            decide what becomes of the checked ones. Where an operation was denied or the firewall has fallen this session goes on:
+            that must not be forgotten.
 
         Raises:
-            GradingAborted: it cannot go on although an operation was denied, or it was abandoned.
+            GradingAborted: it cannot go on although it must, or it was abandoned.
         """
         error: Exception | None = None
         try:
@@ -610,11 +611,12 @@ class RunnerSession:
                 self.ask({"op": "finish"}, idle=True)
         except Exception as e:  # whatever it is, it comes again where it belongs
             error = e
+        tampered = bool(self.denied) or not self.standing
         if error is None and self._ended is None:
             failed = self._begun is not None and bool(self._begun[1])
-            self.compiled = bool(self.denied) or not failed
+            self.compiled = tampered or not failed
             return self.compiled
-        if self.denied or self._abandoned:
+        if tampered or self._abandoned:
             raise self._ended or self._lost(Verdict.RUNTIME_ERROR, str(error))
         return False
 

@@ -194,6 +194,10 @@ def test_what_was_denied_is_not_forgotten_where_compiling_fails(slow: Callable[[
         with pytest.raises(GradingAborted, match="aten::mm") as told:
             mine.compile_all(partial(_raise, error), 30.0)
         assert told.value.verdict is Verdict.REJECTED and told.value.violations
+    fallen = slow(1.0)
+    fallen.standing = False
+    with pytest.raises(GradingAborted, match="died"):
+        fallen.compile_all(partial(_raise, GradingAborted(Verdict.RUNTIME_ERROR, "died")), 30.0)
     late = slow(40.0)
     late.denied.append(("torch_compute", "aten::mm"))
     with pytest.raises(GradingAborted, match="aten::mm"):
